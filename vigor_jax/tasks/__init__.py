@@ -1,0 +1,61 @@
+"""Tasks: prompts with verifiable rewards, by name.
+
+`REGISTRY` holds one line per task: its options (a frozen dataclass, filled
+from `config.task`) and the function that builds it. Importing this package
+imports NumPy and nothing heavier.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from vigor_jax.tasks import arithmetic
+from vigor_jax.tasks.base import Task, TaskDef
+from vigor_jax.tasks.stream import Prompts, PromptStream
+
+REGISTRY: dict[str, TaskDef] = {
+  "arithmetic": TaskDef(arithmetic.Options, arithmetic.build),
+}
+
+__all__ = ["REGISTRY", "Prompts", "PromptStream", "Task", "TaskDef", "make"]
+
+
+def _nearest(name: str, legal: list[str]) -> str:
+  close = difflib.get_close_matches(name, legal, 1)
+  hint = f"did you mean {close[0]!r}? " if close else ""
+  return f"{hint}legal: {', '.join(sorted(legal))}"
+
+
+def make(spec: str | Mapping[str, Any]) -> Task:
+  """Builds the task a config section describes.
+
+  Args:
+    spec: a task's name, or a mapping (an ml_collections ConfigDict will do)
+      with "name" and either the task's options beside it or, under its own
+      name, a sub-section of them; other tasks' sub-sections are ignored.
+
+  Raises:
+    ValueError: an unknown task or option (with the nearest one), or an option
+      outside its range.
+  """
+  spec = {"name": spec} if isinstance(spec, str) else dict(spec)
+  name = spec.pop("name", None)
+  if name not in REGISTRY:
+    raise ValueError(
+      f"no task {name!r}: {_nearest(str(name), list(REGISTRY))}"
+    )
+  if isinstance(spec.get(name), Mapping) or hasattr(spec.get(name), "items"):
+    fields = dict(spec[name])
+  else:
+    fields = {k: v for k, v in spec.items() if k not in REGISTRY}
+  definition = REGISTRY[name]
+  legal = [f.name for f in dataclasses.fields(definition.options)]
+  for field in fields:
+    if field not in legal:
+      raise ValueError(
+        f"task {name!r} has no option {field!r}: {_nearest(field, legal)}"
+      )
+  options = definition.options(**fields)
+  options.validate()
+  return definition.build(options)

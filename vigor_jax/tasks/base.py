@@ -1,0 +1,116 @@
+"""What a task is: prompts, their rewards, and how their text is tokenised."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from vigor_jax.tasks.characters import Vocabulary
+from vigor_jax.tasks.stream import Prompts, PromptStream, Source
+
+SftBatch = tuple[list[np.ndarray], list[np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskDef:
+  """A registry entry.
+
+  Attributes:
+    options: frozen dataclass of the task's fields, with defaults and a
+      `validate()` that raises ValueError.
+    build: makes the Task from an instance of it.
+  """
+
+  options: type
+  build: Callable[[Any], "Task"]
+
+
+@dataclasses.dataclass
+class Task:
+  """One task, ready to serve prompts.
+
+  Attributes:
+    name: unique per task and options; also its name in seqio's registry.
+    vocabulary: see `Vocabulary`.
+    stop_ids: every id that ends a completion.
+    max_prompt_length: longest prompt in tokens; longer ones were dropped.
+    max_completion_length: suggested limit, EOS included.
+    reward: default reward function, "module:function".
+    source: the training prompts.
+    held_out: n -> Prompts, the same n prompts every time.
+    warm_start: (seed, step, batch) -> prompt ids and completion ids, EOS
+      included; None where the task has nothing to imitate.
+    seqio_builder: registers the task with seqio and returns it; seqio (and
+      TensorFlow with it: seconds) is imported by the first use only.
+    stop_strings: texts that also end a completion.
+    counts: records loaded, skipped and dropped, for the run's log.
+  """
+
+  name: str
+  vocabulary: Vocabulary
+  stop_ids: tuple[int, ...]
+  max_prompt_length: int
+  max_completion_length: int
+  reward: str
+  source: Source
+  held_out: Callable[[int], Prompts]
+  seqio_builder: Callable[[], Any]
+  warm_start: Callable[[int, int, int], SftBatch] | None = None
+  stop_strings: tuple[str, ...] = ()
+  counts: dict[str, int] = dataclasses.field(default_factory=dict)
+
+  def stream(self, seed: int, shard=0, num_shards=1) -> PromptStream:
+    """The training prompts in the order of this seed."""
+    return PromptStream(self.source, seed, shard, num_shards)
+
+  def evaluation(self, n: int) -> Prompts:
+    """n held-out prompts, the same ones every time."""
+    if n < 1:
+      raise ValueError(f"evaluation needs at least one prompt, got {n=}")
+    return self.held_out(n)
+
+  def sft_batches(self, seed: int, step: int, batch: int) -> SftBatch:
+    """Prompt ids and completion ids (EOS included) of one warm-start step.
+
+    Raises:
+      ValueError: the task has no completions to imitate.
+    """
+    if self.warm_start is None:
+      raise ValueError(
+        f"task {self.name!r} has no completions for a supervised warm start:"
+        " choose another task, or give its records a 'completion' field"
+      )
+    return self.warm_start(seed, step, batch)
+
+  def decode(self, tokens: np.ndarray, lengths: np.ndarray) -> list[str]:
+    """Texts of completions: int [k, L] and [k]; the EOS is not shown."""
+    return self.vocabulary.decode_batch(tokens, lengths)
+
+  @property
+  def seqio_task(self) -> Any:
+    """The same task as a seqio Task, registered on first use."""
+    return self.seqio_builder()
+
+
+def examples_of(prompts: Prompts) -> Iterator[dict[str, Any]]:
+  """Prompts as the plain records that a seqio source yields."""
+  rows = zip(
+    prompts.texts, prompts.answers, prompts.metadata, prompts.uids.tolist()
+  )
+  for text, answer, metadata, uid in rows:
+    yield {
+      "inputs": text,
+      "targets": answer,
+      "answer": answer,
+      "metadata": json.dumps(metadata),
+      "uid": uid,
+    }
+
+
+def options_digest(options: Any) -> str:
+  """Eight hex digits that tell two settings of one task apart."""
+  fields = json.dumps(dataclasses.asdict(options), sort_keys=True)
+  return hashlib.sha256(fields.encode()).hexdigest()[:8]

@@ -1,0 +1,142 @@
+"""The one module that imports seqio (and TensorFlow with it: seconds).
+
+Tasks are registered here as real seqio Tasks: usable in seqio mixtures, with
+seqio's evaluator, sharded and shuffled its way. Training itself reads a split
+once, through `materialize`, and from then on draws by index, because tf.data
+has no order that resumes across epochs (see `stream.py`).
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+# TensorFlow prints start-up notices unless told before it is imported, and
+# takes accelerator memory unless the devices are hidden right after.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import seqio  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from vigor_jax.tasks import characters, stream  # noqa: E402
+
+for _kind in ("GPU", "TPU"):
+  tf.config.set_visible_devices([], _kind)
+
+SPLITS = ("train", "evaluation")
+_SIGNATURE = {
+  "inputs": tf.TensorSpec((), tf.string),
+  "targets": tf.TensorSpec((), tf.string),
+  "answer": tf.TensorSpec((), tf.string),
+  "metadata": tf.TensorSpec((), tf.string),
+  "uid": tf.TensorSpec((), tf.int64),
+}
+
+
+class SeqioVocabulary(seqio.Vocabulary):
+  """Any of this package's vocabularies as a seqio Vocabulary."""
+
+  def __init__(self, vocabulary: characters.Vocabulary):
+    super().__init__(extra_ids=0)
+    self.wrapped = vocabulary
+
+  bos_id = property(lambda self: self.wrapped.bos_id)
+  eos_id = property(lambda self: self.wrapped.eos_id)
+  pad_id = property(lambda self: self.wrapped.pad_id)
+  unk_id = property(lambda self: self.wrapped.unk_id)
+  _base_vocab_size = property(lambda self: self.wrapped.vocab_size)
+
+  def _encode(self, s: str) -> Sequence[int]:
+    return self.wrapped.encode(s)
+
+  def _decode(self, ids: Sequence[int]) -> str:
+    return self.wrapped.decode(ids)
+
+  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+    def encode(text):
+      return np.asarray(self.wrapped.encode(text.decode()), np.int32)
+
+    ids = tf.numpy_function(encode, [s], tf.int32, stateful=False)
+    ids.set_shape([None])
+    return ids
+
+  def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+    def decode(rows):
+      flat = rows.reshape(-1, rows.shape[-1])
+      texts = [self.wrapped.decode(row).encode() for row in flat]
+      return np.array(texts, object).reshape(rows.shape[:-1])
+
+    return tf.numpy_function(decode, [ids], tf.string, stateful=False)
+
+  def __eq__(self, other: Any) -> bool:
+    return (
+      isinstance(other, SeqioVocabulary) and self.wrapped is other.wrapped
+    )
+
+  def __hash__(self) -> int:
+    return id(self.wrapped)
+
+
+def register(
+  name: str,
+  vocabulary: characters.Vocabulary,
+  examples: Callable[[str, int], Iterator[dict[str, Any]]],
+  num_examples: dict[str, int] | None = None,
+  max_prompt_length: int | None = None,
+) -> seqio.Task:
+  """The seqio Task of this name, registered on the first call.
+
+  Args:
+    name: unique per task and options.
+    vocabulary: tokenises inputs and targets.
+    examples: (split, seed) -> records with "inputs", "targets", "answer",
+      "metadata" (JSON) and "uid"; may be endless.
+    num_examples: records per split where known.
+    max_prompt_length: longer prompts are filtered out, in tokens of the
+      rendered text; seqio alone would cut them short without a word.
+  """
+  if name in seqio.TaskRegistry.names():
+    return seqio.TaskRegistry.get(name)
+
+  def dataset_fn(split, shuffle_files, seed=None):
+    del shuffle_files  # one generator, no files
+    return tf.data.Dataset.from_generator(
+      lambda: examples(split, seed or 0), output_signature=_SIGNATURE
+    )
+
+  def keep_short(dataset):
+    return dataset.filter(lambda x: tf.size(x["inputs"]) <= max_prompt_length)
+
+  wrapped = SeqioVocabulary(vocabulary)
+  preprocessors = [seqio.preprocessors.tokenize]
+  if max_prompt_length is not None:
+    preprocessors.append(keep_short)
+  preprocessors.append(seqio.preprocessors.append_eos)
+  return seqio.TaskRegistry.add(
+    name,
+    source=seqio.FunctionDataSource(dataset_fn, SPLITS, num_examples),
+    preprocessors=preprocessors,
+    output_features={
+      "inputs": seqio.Feature(wrapped, add_eos=False),
+      "targets": seqio.Feature(wrapped, add_eos=True),
+    },
+  )
+
+
+def materialize(
+  task: seqio.Task, split: str, limit: int | None = None
+) -> stream.Prompts:
+  """Reads one split into memory, in its order, at most `limit` records."""
+  dataset = task.get_dataset(split=split, shuffle=False, seed=0)
+  if limit is not None:
+    dataset = dataset.take(limit)
+  rows = list(dataset.as_numpy_iterator())
+  return stream.Prompts(
+    np.arange(len(rows), dtype=np.int64),
+    np.array([row["uid"] for row in rows], np.int64),
+    [row["inputs"].astype(np.int32) for row in rows],
+    [row["inputs_pretokenized"].decode() for row in rows],
+    [row["answer"].decode() for row in rows],
+    [json.loads(row["metadata"]) for row in rows],
+  )

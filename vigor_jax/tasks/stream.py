@@ -1,0 +1,259 @@
+"""The prompt stream: which prompts a step may open, in an order that resumes.
+
+A stream is an endless row of positions 0, 1, 2, ... What lies at a position is
+a pure function of (seed, position), so the whole state is one small record:
+the next position and the positions that were looked at and handed back.
+Nothing here knows about models or devices.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+BLOCK = 256  # fresh prompts are drawn this many at a time
+_CACHED_BLOCKS = 16
+
+
+def addressed_rng(seed: int, stream: str, *address: int) -> np.random.Generator:
+  """A generator that is a pure function of its arguments.
+
+  Args:
+    seed: any non-negative integer below 2**64.
+    stream: a short name that keeps uses apart ("train", "warm_start", ...).
+    *address: at most two non-negative integers, such as (step,) or (block,).
+
+  Raises:
+    ValueError: a seed or an address outside [0, 2**64).
+  """
+  for name, value in [("seed", seed), *(("address", a) for a in address)]:
+    if not 0 <= value < 2**64:
+      raise ValueError(f"{name} must lie in [0, 2**64), got {value}")
+  tag = int.from_bytes(stream.encode()[:8].ljust(8, b"\0"), "little")
+  # Philox counts in the low words of its counter: the address takes the high
+  # ones, so two addresses never share a stretch of the sequence.
+  high, low = (*address, 0, 0)[:2]
+  key = np.array([seed, tag], np.uint64)
+  counter = np.array([0, 0, low, high], np.uint64)
+  return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+@dataclasses.dataclass
+class Prompts:
+  """A few prompts, as a stream or an evaluation set hands them out.
+
+  Attributes:
+    positions: int64 [k], position of each in its stream.
+    uids: int64 [k], identity in its data set; equal to positions when fresh.
+    tokens: k int32 arrays of prompt ids, unpadded.
+    texts: k rendered prompts.
+    answers: k gold answers.
+    metadata: k mappings, given to the reward as keyword arguments; "level",
+      where present, is the difficulty the report sorts by.
+  """
+
+  positions: np.ndarray
+  uids: np.ndarray
+  tokens: list[np.ndarray]
+  texts: list[str]
+  answers: list[str]
+  metadata: list[dict[str, Any]]
+
+  def __len__(self) -> int:
+    return len(self.tokens)
+
+  def take(self, rows: Sequence[int]) -> "Prompts":
+    """The given rows, in the given order."""
+    rows = np.asarray(rows, np.int64)
+    lists = (self.tokens, self.texts, self.answers, self.metadata)
+    return Prompts(
+      self.positions[rows], self.uids[rows], *[[x[i] for i in rows] for x in lists]
+    )
+
+  @staticmethod
+  def concatenate(parts: Sequence["Prompts"]) -> "Prompts":
+    """All parts in one, in order; at least one part."""
+    joined = []
+    for field in dataclasses.fields(Prompts):
+      values = [getattr(p, field.name) for p in parts]
+      if isinstance(values[0], np.ndarray):
+        joined.append(np.concatenate(values))
+      else:
+        joined.append([x for value in values for x in value])
+    return Prompts(*joined)
+
+
+class Source(Protocol):
+  """What lies at a position of a stream with this seed."""
+
+  size: int | None
+
+  def at(self, seed: int, positions: np.ndarray) -> Prompts:
+    """The prompts at int64 positions [k]."""
+
+
+class FreshSource:
+  """Prompts drawn on demand: position i never comes back.
+
+  `draw(seed, block)` gives BLOCK prompts, those of positions block * BLOCK
+  and on; it must be a pure function.
+  """
+
+  size = None
+
+  def __init__(self, draw: Callable[[int, int], Prompts]):
+    self._draw = draw
+    self._blocks: dict[tuple[int, int], Prompts] = {}
+
+  def _block(self, seed: int, block: int) -> Prompts:
+    key = (seed, block)
+    if key not in self._blocks:
+      if len(self._blocks) >= _CACHED_BLOCKS:
+        del self._blocks[next(iter(self._blocks))]
+      self._blocks[key] = self._draw(seed, block)
+    return self._blocks[key]
+
+  def at(self, seed: int, positions: np.ndarray) -> Prompts:
+    positions = np.asarray(positions, np.int64)
+    # Runs of positions within one block, in order: usually one to three.
+    edges = np.flatnonzero(np.diff(positions // BLOCK)) + 1
+    parts = []
+    for run in np.split(positions, edges):
+      first = int(run[0]) // BLOCK if len(run) else 0
+      parts.append(self._block(seed, first).take(run - first * BLOCK))
+    prompts = Prompts.concatenate(parts)
+    prompts.positions, prompts.uids = positions, positions.copy()
+    return prompts
+
+
+class FixedSource:
+  """A finite set; each epoch is a permutation of it, keyed (seed, epoch)."""
+
+  def __init__(self, prompts: Prompts):
+    if not len(prompts):
+      raise ValueError("a prompt set must hold at least one prompt, got 0")
+    self._prompts = prompts
+    self.size = len(prompts)
+    self._orders: dict[tuple[int, int], np.ndarray] = {}
+
+  def _order(self, seed: int, epoch: int) -> np.ndarray:
+    key = (seed, epoch)
+    if key not in self._orders:
+      if len(self._orders) >= _CACHED_BLOCKS:
+        del self._orders[next(iter(self._orders))]
+      rng = addressed_rng(seed, "epoch", epoch)
+      self._orders[key] = rng.permutation(self.size)
+    return self._orders[key]
+
+  def at(self, seed: int, positions: np.ndarray) -> Prompts:
+    positions = np.asarray(positions, np.int64)
+    epochs, offsets = np.divmod(positions, self.size)
+    rows = np.zeros(len(positions), np.int64)
+    for epoch in np.unique(epochs):
+      here = epochs == epoch
+      rows[here] = self._order(seed, int(epoch))[offsets[here]]
+    prompts = self._prompts.take(rows)
+    prompts.positions = positions
+    return prompts
+
+
+class PromptStream:
+  """The prompts a run sees, in order, with those not opened handed back.
+
+  Shard s of n holds the positions s, s + n, s + 2n, ... of the whole stream:
+  shards are disjoint, together they are complete in every epoch, and since
+  the row is endless, every shard serves the same number of steps.
+
+  Attributes:
+    num_examples: the size of the data set; None when prompts are fresh.
+  """
+
+  def __init__(self, source: Source, seed: int, shard=0, num_shards=1):
+    if not 0 <= shard < num_shards:
+      raise ValueError(
+        f"shard must lie in [0, num_shards), got {shard=} {num_shards=}"
+      )
+    self.num_examples = source.size
+    self._source, self._seed = source, seed
+    self._shard, self._num_shards = shard, num_shards
+    self._next = 0  # first position nobody has taken
+    self._returned: list[int] = []  # positions before it that were not opened
+    self._peeked: np.ndarray | None = None
+
+  @property
+  def epoch(self) -> float:
+    """Prompts consumed so far over the data set's size; 0 when fresh."""
+    if self.num_examples is None:
+      return 0.0
+    consumed = (self._next - len(self._returned)) * self._num_shards
+    return consumed / self.num_examples
+
+  def peek(self, k: int) -> Prompts:
+    """The next k prompts, without consuming any. k >= 1."""
+    if k < 1:
+      raise ValueError(f"peek needs at least one prompt, got {k=}")
+    head = self._returned[:k]
+    fresh = np.arange(self._next, self._next + k - len(head))
+    self._peeked = np.concatenate([np.array(head, np.int64), fresh])
+    whole = self._peeked * self._num_shards + self._shard
+    return self._source.at(self._seed, whole)
+
+  def advance(self, consumed: np.ndarray) -> None:
+    """Consumes prompts of the last peek; the others return to the head.
+
+    Args:
+      consumed: bool [k], k as in the last `peek`.
+
+    Raises:
+      ValueError: no peek came before, or another length.
+    """
+    consumed = np.asarray(consumed, bool)
+    if self._peeked is None or consumed.shape != self._peeked.shape:
+      seen = 0 if self._peeked is None else len(self._peeked)
+      raise ValueError(
+        f"advance takes one flag per prompt of the last peek ({seen}), got"
+        f" shape {consumed.shape}"
+      )
+    kept = self._peeked[~consumed].tolist()
+    self._returned = kept + self._returned[len(self._peeked) :]
+    self._next = max(self._next, int(self._peeked[-1]) + 1)
+    # Untouched positions at the end are not remembered one by one.
+    while self._returned and self._returned[-1] == self._next - 1:
+      self._next = self._returned.pop()
+    self._peeked = None
+
+  def state_dict(self) -> dict[str, Any]:
+    """The position as one JSON record; a pending peek counts as not taken."""
+    return {
+      "next": self._next,
+      "returned": list(self._returned),
+      "epoch": self.epoch,
+      "seed": self._seed,
+      "shard": [self._shard, self._num_shards],
+    }
+
+  def load_state_dict(self, state: dict[str, Any]) -> None:
+    """Continues where `state_dict` was taken.
+
+    Raises:
+      ValueError: the record belongs to another seed or sharding.
+    """
+    mine = {"seed": self._seed, "shard": [self._shard, self._num_shards]}
+    for name, value in mine.items():
+      if name in state and state[name] != value:
+        raise ValueError(
+          f"the stream's saved {name} is {state[name]}, this run's is {value}"
+        )
+    self._next = int(state["next"])
+    self._returned = [int(p) for p in state["returned"]]
+    self._peeked = None
+
+
+def shard_range(size: int, shard: int, num_shards: int) -> range:
+  """The rows of shard `shard`: contiguous, disjoint, complete, sizes +-1."""
+  if not 0 <= shard < num_shards:
+    raise ValueError(
+      f"shard must lie in [0, num_shards), got {shard=} {num_shards=}"
+    )
+  return range(size * shard // num_shards, size * (shard + 1) // num_shards)
