@@ -1,0 +1,49 @@
+"""Run configuration: defaults, command line, validation, JSON, comparison.
+
+Light on purpose (no jax, no tensorflow): a typing mistake is refused before
+anything slow is imported.
+
+  defaults.py   every field, its default and what it means
+  fields.py     paths, types, values and suggestions
+  validate.py   what a whole configuration must satisfy
+  loading.py    config files, overrides, JSON and the rule for a used workdir
+  cli.py        the command line shared by train, compare and preflight
+"""
+
+from vigor_jax.config.cli import Args
+from vigor_jax.config.cli import exit_with_message
+from vigor_jax.config.cli import parse
+from vigor_jax.config.cli import parse_flags
+from vigor_jax.config.defaults import default_config
+from vigor_jax.config.fields import ConfigError
+from vigor_jax.config.loading import Difference
+from vigor_jax.config.loading import check_resume
+from vigor_jax.config.loading import diff
+from vigor_jax.config.loading import fingerprint
+from vigor_jax.config.loading import from_json
+from vigor_jax.config.loading import load_file
+from vigor_jax.config.loading import pretty
+from vigor_jax.config.loading import to_json
+from vigor_jax.config.loading import with_overrides
+from vigor_jax.config.validate import mesh_shape
+from vigor_jax.config.validate import validate
+
+__all__ = [
+  "Args",
+  "ConfigError",
+  "Difference",
+  "check_resume",
+  "default_config",
+  "diff",
+  "exit_with_message",
+  "fingerprint",
+  "from_json",
+  "load_file",
+  "mesh_shape",
+  "parse",
+  "parse_flags",
+  "pretty",
+  "to_json",
+  "validate",
+  "with_overrides",
+]

@@ -1,0 +1,167 @@
+"""Every configuration field with its default and its meaning.
+
+A field is added here, and nowhere else; its type is the type of its default.
+The fields of a task and of the allocators come from their own options
+dataclasses, so that a new task or allocator brings its fields along.
+"""
+
+import dataclasses
+
+import ml_collections
+from ml_collections import config_dict
+
+from vigor_jax import allocation
+from vigor_jax import tasks
+
+
+def options_section(options_class: type) -> ml_collections.ConfigDict:
+  """Returns the fields of an options dataclass with their defaults."""
+  section = ml_collections.ConfigDict()
+  for field in dataclasses.fields(options_class):
+    if field.default is not dataclasses.MISSING:
+      section[field.name] = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+      section[field.name] = field.default_factory()
+    else:
+      raise ValueError(
+        f"{options_class.__name__}.{field.name} needs a default, since it is "
+        "a configuration field"
+      )
+  return section
+
+
+def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
+  """Returns the locked default configuration for one task.
+
+  Args:
+    task: the registered task whose own fields appear under `task`.
+
+  Raises:
+    ValueError: the task is not registered.
+  """
+  if task not in tasks.REGISTRY:
+    raise ValueError(
+      f"task.name: unknown task {task!r}; known: "
+      + ", ".join(sorted(tasks.REGISTRY))
+    )
+  config = ml_collections.ConfigDict()
+
+  # What is run. "rl" trains with rewards, "sft" with a task's solutions.
+  config.stage = "rl"
+  # Where parameters start: "" draws them from the seed, a path names a
+  # checkpoint (a run folder or one step in it), "auto" trains the warm start
+  # described by `sft` once, into a cache, and reuses it.
+  config.init_from = ""
+  config.seed = 0
+  config.total_steps = 100
+  config.prompts_per_step = 32
+  config.rollout_budget = 256  # Rollouts generated per step, all of them.
+  # The accelerator slice that the run is meant for, such as "v5e:4x4": what
+  # preflight compiles for by default. Empty: whatever devices are found.
+  config.topology = ""
+  config.profile_steps = ()  # Steps whose device trace is written.
+
+  config.task = ml_collections.ConfigDict({"name": task})
+  config.task.update(options_section(tasks.REGISTRY[task].options))
+
+  config.reward = config_dict.create(
+    name="",  # "module:function"; empty: the task's own.
+    mode="",  # Passed on to rewards that have modes ("binary", "fraction").
+    noise=0.0,  # Probability with which a verdict is flipped.
+    workers=0,  # Processes for rewards that are not cheap; 0: one per core.
+    timeout=10.0,  # Seconds after which a verdict counts as failed.
+  )
+
+  config.model = config_dict.create(
+    family="tiny",
+    checkpoint="",  # Folder with pretrained weights; empty: none.
+    sizes=config_dict.create(
+      layers=2,
+      width=64,
+      heads=4,
+      kv_heads=4,
+      head_dim=16,
+      ffn=184,
+      vocab=0,  # 0: as many as the task's vocabulary has.
+      qkv_bias=False,
+      qk_norm=False,
+      tied=True,
+      rope_theta=10_000.0,
+      norm_eps=1e-6,
+    ),
+    dtype="float32",  # Of the computation.
+    param_dtype="float32",  # Of the master weights and optimiser moments.
+  )
+
+  # Devices along each axis; -1 along `data` takes the ones that remain.
+  config.mesh = config_dict.create(data=-1, fsdp=1, tensor=1)
+
+  config.policy = config_dict.create(
+    loss="grpo",
+    advantage="dr_grpo",
+    aggregator="rollout_mean",
+    denominator="all",  # Rollouts that the mean runs over.
+    clip_low=0.2,
+    clip_high=0.2,
+    kl=config_dict.create(coef=0.0, form="k3"),
+    updates_per_step=1,
+    minibatches=1,
+    old_logprobs="sampler",
+    rollout_is_cap=0.0,  # Cap of the sampler/trainer weights; 0: off.
+    row_length=128,  # Tokens of a packed row of the update.
+    rows_per_microbatch=16,
+    advantage_eps=1e-6,  # Added to the standard deviation (grpo).
+    ddof=0,  # Of that standard deviation.
+  )
+
+  config.sampling = config_dict.create(
+    slots=64,  # Rows decoded at once.
+    chunk=8,  # Decode steps per dispatch.
+    temperature=1.0,
+    top_k=0,  # 0: off.
+    top_p=1.0,
+    min_p=0.0,
+    max_new_tokens=32,
+    prompt_buckets=(32,),  # Padded prompt lengths, ascending.
+    prefill_batch=32,
+    cache_dtype="",  # Empty: that of the computation.
+  )
+
+  config.optimizer = config_dict.create(
+    name="adamw",
+    learning_rate=1e-6,
+    warmup_steps=0,
+    schedule="constant",
+    weight_decay=0.0,
+    b1=0.9,
+    b2=0.999,
+    eps=1e-8,
+    clip_norm=1.0,  # 0: off.
+  )
+
+  # The supervised stage, and the warm start of init_from="auto".
+  config.sft = config_dict.create(
+    steps=1000,
+    batch_size=128,
+    learning_rate=1e-3,
+    warmup_steps=50,
+    cache_dir="",  # Empty: "warm_starts" beside the run's folder.
+  )
+
+  config.evaluation = config_dict.create(
+    every_steps=10,  # 0: never.
+    num_prompts=256,
+    samples_per_prompt=1,
+    temperature=1.0,
+    fresh_rollouts=0,  # Uncharged rollouts per prompt to measure variance with.
+    fresh_prompts=32,  # Prompts that get them.
+    num_samples_logged=4,
+  )
+
+  config.checkpoint = config_dict.create(every_steps=10, keep=3)
+
+  config.allocation = config_dict.create(name="vigor", train_on="all")
+  for name, allocator in sorted(allocation.REGISTRY.items()):
+    config.allocation[name] = options_section(allocator.Options)
+
+  return config.lock()
