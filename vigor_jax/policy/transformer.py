@@ -1,0 +1,311 @@
+"""The policy: a decoder-only transformer in the shape of Qwen and Llama.
+
+RMSNorm, rotary positions (half-split, as in the Hugging Face checkpoints),
+grouped-query attention, gated MLP, optional q/k/v biases and q/k norms. Sizes
+are data (`Sizes`); one class serves every family.
+
+The sampler and the trainer run the *same* block code. What differs between a
+packed training row, a prefill and a decode step is only who attends to whom,
+so that part is a callback, `attend(layer, q, k, v) -> (out, saved)`:
+
+  q      [B, T, H, hd]     rotated queries
+  k, v   [B, T, K, hd]     rotated keys, values of the new tokens
+  out    [B, T, H, hd]
+  saved  any pytree, returned per layer (a prefill saves k and v)
+
+Layers are stacked on axis 0 of every block parameter. They run under one
+`lax.scan` (compile time independent of depth), or unrolled when the caller
+passes a list of per-layer inputs (decoding a small model: no slicing copies).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Attend = Callable[..., tuple[Array, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """Everything that tells one family member from another.
+
+  Attributes:
+    layers, width, heads, kv_heads, head_dim, ffn, vocab: sizes.
+    qkv_bias: biases on q, k and v (Qwen2).
+    qk_norm: RMSNorm over head_dim of q and k before rotation (Qwen3).
+    tied: the output head is the transposed embedding.
+    rope_theta: rotary base.
+    rope_scaling: () or ("llama3", factor, low_freq_factor, high_freq_factor,
+      original_max_positions) or ("linear", factor).
+    norm_eps: epsilon inside the RMSNorm root.
+    dtype: compute dtype ("float32", "bfloat16").
+    param_dtype: dtype in which parameters are stored.
+  """
+
+  layers: int
+  width: int
+  heads: int
+  kv_heads: int
+  head_dim: int
+  ffn: int
+  vocab: int
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  tied: bool = False
+  rope_theta: float = 10000.0
+  rope_scaling: tuple[Any, ...] = ()
+  norm_eps: float = 1e-6
+  dtype: str = "float32"
+  param_dtype: str = "float32"
+
+  def __post_init__(self):
+    for field in ("layers", "width", "heads", "kv_heads", "head_dim", "ffn",
+                  "vocab"):
+      value = getattr(self, field)
+      if not isinstance(value, int) or value < 1:
+        raise ValueError(f"model.sizes.{field} must be a positive int, got "
+                         f"{value!r}")
+    if self.heads % self.kv_heads:
+      raise ValueError(
+          f"model.sizes.heads={self.heads} must be a multiple of "
+          f"model.sizes.kv_heads={self.kv_heads}")
+    if self.head_dim % 2:
+      raise ValueError(f"model.sizes.head_dim={self.head_dim} must be even "
+                       "(rotary positions rotate pairs)")
+
+  @property
+  def num_params(self) -> int:
+    """Number of parameters."""
+    attn = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+    bias = self.head_dim * (self.heads + 2 * self.kv_heads) * self.qkv_bias
+    block = (attn + bias + 3 * self.width * self.ffn + 2 * self.width
+             + 2 * self.head_dim * self.qk_norm)
+    embed = self.vocab * self.width * (1 if self.tied else 2)
+    return self.layers * block + embed + self.width
+
+
+def _normal(rngs: nnx.Rngs, shape, scale: float, dtype) -> nnx.Param:
+  value = jax.random.normal(rngs.params(), shape, jnp.float32) * scale
+  return nnx.Param(value.astype(dtype))
+
+
+class RMSNorm(nnx.Module):
+  """x / rms(x) * scale, in float32 (arXiv 1910.07467)."""
+
+  def __init__(self, size: int, eps: float, dtype):
+    self.scale = nnx.Param(jnp.ones((size,), dtype))
+    self.eps = eps
+
+  def __call__(self, x: Array) -> Array:
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
+    return (y * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+def rope_frequencies(sizes: Sizes) -> Array:
+  """Rotary inverse frequencies [hd / 2] (arXiv 2104.09864), scaled if asked.
+
+  The "llama3" rule divides low frequencies by `factor`, leaves high ones and
+  blends between, as published with Llama 3.1.
+  """
+  half = jnp.arange(0, sizes.head_dim, 2, dtype=jnp.float32)
+  inv = 1.0 / sizes.rope_theta ** (half / sizes.head_dim)
+  if not sizes.rope_scaling:
+    return inv
+  kind, *args = sizes.rope_scaling
+  if kind == "linear":
+    return inv / args[0]
+  if kind == "llama3":
+    factor, low, high, original = args
+    wavelength = 2 * jnp.pi / inv
+    smooth = (original / wavelength - low) / (high - low)
+    blended = (1 - smooth) * inv / factor + smooth * inv
+    return jnp.where(wavelength > original / low, inv / factor,
+                     jnp.where(wavelength < original / high, inv, blended))
+  raise ValueError(f"unknown rope_scaling {kind!r}: 'linear' or 'llama3'")
+
+
+def rope_tables(sizes: Sizes, positions: Array) -> tuple[Array, Array]:
+  """cos and sin [..., 1, hd / 2] in float32 for integer positions [...]."""
+  angle = positions[..., None].astype(jnp.float32) * rope_frequencies(sizes)
+  return jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]
+
+
+def rotate(x: Array, rope: tuple[Array, Array]) -> Array:
+  """Rotates x [..., heads, hd]: halves (a, b) -> (a c - b s, b c + a s)."""
+  cos, sin = rope
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  out = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+  return out.astype(x.dtype)
+
+
+class Block(nnx.Module):
+  """One layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+  def __init__(self, sizes: Sizes, rngs: nnx.Rngs):
+    dtype = jnp.dtype(sizes.param_dtype)
+    d, h, k, hd, f = (sizes.width, sizes.heads, sizes.kv_heads,
+                      sizes.head_dim, sizes.ffn)
+    # Residual branches start smaller with depth (GPT-2's rule).
+    out_scale = (2 * sizes.layers) ** -0.5
+    self.attn_norm = RMSNorm(d, sizes.norm_eps, dtype)
+    self.q = _normal(rngs, (d, h, hd), d**-0.5, dtype)
+    self.k = _normal(rngs, (d, k, hd), d**-0.5, dtype)
+    self.v = _normal(rngs, (d, k, hd), d**-0.5, dtype)
+    self.o = _normal(rngs, (h, hd, d), (h * hd) ** -0.5 * out_scale, dtype)
+    if sizes.qkv_bias:
+      self.q_bias = nnx.Param(jnp.zeros((h, hd), dtype))
+      self.k_bias = nnx.Param(jnp.zeros((k, hd), dtype))
+      self.v_bias = nnx.Param(jnp.zeros((k, hd), dtype))
+    if sizes.qk_norm:
+      self.q_norm = RMSNorm(hd, sizes.norm_eps, dtype)
+      self.k_norm = RMSNorm(hd, sizes.norm_eps, dtype)
+    self.mlp_norm = RMSNorm(d, sizes.norm_eps, dtype)
+    self.gate = _normal(rngs, (d, f), d**-0.5, dtype)
+    self.up = _normal(rngs, (d, f), d**-0.5, dtype)
+    self.down = _normal(rngs, (f, d), f**-0.5 * out_scale, dtype)
+    self.sizes = sizes
+
+  def __call__(self, x: Array, rope, attend: Attend) -> tuple[Array, Any]:
+    """x [B, T, D] -> (x [B, T, D], whatever `attend` saved)."""
+    sizes, dtype = self.sizes, x.dtype
+    with jax.named_scope("attention"):
+      y = self.attn_norm(x)
+      q = jnp.einsum("btd,dhk->bthk", y, self.q[...].astype(dtype))
+      k = jnp.einsum("btd,dhk->bthk", y, self.k[...].astype(dtype))
+      v = jnp.einsum("btd,dhk->bthk", y, self.v[...].astype(dtype))
+      if sizes.qkv_bias:
+        q = q + self.q_bias[...].astype(dtype)
+        k = k + self.k_bias[...].astype(dtype)
+        v = v + self.v_bias[...].astype(dtype)
+      if sizes.qk_norm:
+        q, k = self.q_norm(q), self.k_norm(k)
+      out, saved = attend(rotate(q, rope), rotate(k, rope), v)
+      x = x + jnp.einsum("bthk,hkd->btd", out, self.o[...].astype(dtype))
+    with jax.named_scope("mlp"):
+      y = self.mlp_norm(x)
+      gate = jax.nn.silu(y @ self.gate[...].astype(dtype))
+      x = x + (gate * (y @ self.up[...].astype(dtype))) @ self.down[
+          ...].astype(dtype)
+    return x, saved
+
+
+class Transformer(nnx.Module):
+  """Embedding, stacked blocks, final norm, output head."""
+
+  def __init__(self, sizes: Sizes, rngs: nnx.Rngs):
+    dtype = jnp.dtype(sizes.param_dtype)
+    self.sizes = sizes
+    self.embed = _normal(rngs, (sizes.vocab, sizes.width), 0.02, dtype)
+
+    @nnx.split_rngs(splits=sizes.layers)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def stack(rngs):
+      return Block(sizes, rngs)
+
+    self.blocks = stack(rngs)
+    self.final_norm = RMSNorm(sizes.width, sizes.norm_eps, dtype)
+    if not sizes.tied:
+      self.head = _normal(rngs, (sizes.width, sizes.vocab), 0.02, dtype)
+
+  def output_head(self) -> Array:
+    """Output matrix [D, V] in the compute dtype."""
+    head = self.embed[...].T if self.sizes.tied else self.head[...]
+    return head.astype(self.sizes.dtype)
+
+  def logits(self, hidden: Array) -> Array:
+    """float32 logits [..., V] of hidden states [..., D]."""
+    return jnp.matmul(hidden, self.output_head(),
+                      preferred_element_type=jnp.float32)
+
+  def split_layers(self) -> list[Block]:
+    """The blocks one by one, for unrolled loops."""
+    graph, state = nnx.split(self.blocks)
+    return [nnx.merge(graph, jax.tree.map(lambda a: a[i], state))
+            for i in range(self.sizes.layers)]
+
+  def __call__(self, tokens: Array, positions: Array, attend: Attend, *,
+               layers: Any = None, blocks: list[Block] | None = None,
+               remat: bool = False) -> tuple[Array, Any]:
+    """Hidden states after the final norm.
+
+    Args:
+      tokens: int32 [B, T].
+      positions: int32 [B, T], rotary positions.
+      attend: `attend(layer, q, k, v) -> (out, saved)`, see the module's top.
+      layers: per-layer input of `attend`: a pytree stacked on axis 0, or a
+        list of pytrees when `blocks` is given.
+      blocks: `split_layers()`, to unroll the layers instead of scanning.
+      remat: recompute each layer in the backward pass.
+
+    Returns:
+      (hidden [B, T, D] in the compute dtype, saved: stacked or a list).
+    """
+    x = self.embed[...][tokens].astype(self.sizes.dtype)
+    rope = rope_tables(self.sizes, positions)
+    if blocks is not None:
+      layers = layers or [None] * len(blocks)
+      saved = []
+      for block, layer in zip(blocks, layers, strict=True):
+        x, out = block(x, rope, lambda q, k, v: attend(layer, q, k, v))
+        saved.append(out)
+      return self.final_norm(x), saved
+
+    graph, state = nnx.split(self.blocks)
+
+    def body(x, scanned):
+      state, layer = scanned
+      block = nnx.merge(graph, state)
+      return block(x, rope, lambda q, k, v: attend(layer, q, k, v))
+
+    if remat:
+      body = jax.checkpoint(body)
+    x, saved = jax.lax.scan(body, x, (state, layers))
+    return self.final_norm(x), saved
+
+
+def grouped_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
+  """Masked attention, float32 softmax; grouped heads share keys and values.
+
+  Args:
+    q: [B, T, H, hd]; k, v: [B, U, K, hd] with H a multiple of K.
+    mask: bool, broadcastable to [B, T, U]; True where attending is allowed.
+      A row with nothing allowed (padding) gives the mean of v, finite.
+
+  Returns:
+    [B, T, H, hd].
+  """
+  b, t, h, hd = q.shape
+  groups = h // k.shape[2]
+  q = q.reshape(b, t, k.shape[2], groups, hd)
+  scores = jnp.einsum("btkgd,bukd->bkgtu", q, k,
+                      preferred_element_type=jnp.float32) * hd**-0.5
+  scores = jnp.where(mask[:, None, None], scores, -1e30)
+  weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+  out = jnp.einsum("bkgtu,bukd->btkgd", weights, v)
+  return out.reshape(b, t, h, hd)
+
+
+def causal_attend(layer, q, k, v):
+  """Plain causal attention over one sequence per row; saves k and v."""
+  del layer
+  t = q.shape[1]
+  mask = jnp.tril(jnp.ones((t, t), bool))[None]
+  return grouped_attention(q, k, v, mask), (k, v)
+
+
+def create(sizes: Sizes, seed: int) -> tuple[nnx.GraphDef, nnx.State]:
+  """(graph, params) of a freshly initialised transformer."""
+  return nnx.split(Transformer(sizes, nnx.Rngs(params=seed)))
+
+
+def abstract(sizes: Sizes) -> tuple[nnx.GraphDef, nnx.State]:
+  """(graph, params as ShapeDtypeStructs): no memory, for loading and AOT."""
+  model = nnx.eval_shape(lambda: Transformer(sizes, nnx.Rngs(params=0)))
+  return nnx.split(model)
