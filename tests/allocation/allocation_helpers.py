@@ -1,0 +1,81 @@
+"""A stream, and a driver that plays simulated rewards through an allocator."""
+
+import types
+
+import numpy as np
+
+from vigor_jax import allocation
+
+
+class Stream:
+  """Endless fresh prompts; prompts that were not consumed come again."""
+
+  def __init__(self, data_set=None):
+    self.data_set = data_set
+    self.queue = []
+    self.next = 0
+
+  def peek(self, k):
+    while len(self.queue) < k:
+      self.queue.append(self.next)
+      self.next += 1
+    positions = np.array(self.queue[:k], np.int64)
+    uids = positions if self.data_set is None else positions % self.data_set
+    return types.SimpleNamespace(positions=positions, uids=uids)
+
+  def advance(self, consumed):
+    head = self.queue[: len(consumed)]
+    back = [p for p, used in zip(head, consumed) if not used]
+    self.queue = back + self.queue[len(consumed) :]
+
+
+def bernoulli(p):
+  """Reward of (group, sample): addressed by (uid, step, sample)."""
+
+  def reward(groups, group, sample):
+    probability = p(groups.uids) if callable(p) else np.asarray(p)
+    out = np.zeros(len(group))
+    for i, (g, s) in enumerate(zip(group, sample)):
+      draw = np.random.default_rng([7, groups.step, groups.uids[g], s])
+      out[i] = draw.random() < probability[g]
+    return out
+
+  return reward
+
+
+def play(allocator, groups, reward, shuffle=None, pieces=1):
+  """Runs every round; returns (group, sample, reward) of all rollouts."""
+  log = []
+  for request in allocator.rounds(groups):
+    group = np.repeat(np.arange(len(groups)), request.counts)
+    before = groups.counts - request.counts
+    first = np.cumsum(request.counts) - request.counts
+    sample = np.arange(len(group)) - first[group] + before[group]
+    rewards = reward(groups, group, sample)
+    order = np.arange(len(group))
+    if shuffle is not None:
+      shuffle.shuffle(order)
+    for part in np.array_split(order, pieces):
+      groups.add(group[part], rewards[part])
+    log.append((group, sample, rewards))
+  return [np.concatenate(x) for x in zip(*log)]
+
+
+def make(name, options=None, *, prompts=32, budget=256, seed=0, **kwargs):
+  return allocation.make(
+      name,
+      options,
+      prompts_per_step=prompts,
+      budget=budget,
+      seed=seed,
+      **kwargs,
+  )
+
+
+def run_step(allocator, stream, reward, step=0, **kwargs):
+  """One whole step on a stream; returns its groups."""
+  groups = allocator.begin(stream, step)
+  play(allocator, groups, reward, **kwargs)
+  allocator.end(groups)
+  stream.advance(groups.consumed)
+  return groups

@@ -1,0 +1,426 @@
+"""What every allocator shares: the request, the groups of a step, the base.
+
+An allocator decides which prompt gets the next rollout. It runs on the host,
+in NumPy, sees rewards only, and never a token. `train.py` drives it so:
+
+  groups = allocator.begin(stream, step)
+  for request in allocator.rounds(groups):
+    ...draw request.counts[g] rollouts of every group g, groups.add(...) them
+  keep = allocator.select(groups)
+  allocator.end(groups)
+
+Decisions depend on (seed, step, what has been added), never on the order in
+which rollouts arrived: sums of rewards are exact (see `Groups.add`) and ties
+are broken by addressed random numbers (`addressed_uniform`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+import difflib
+import numbers
+from typing import Any, ClassVar
+import warnings
+
+import numpy as np
+
+from vigor_jax.allocation import variance
+
+# Rewards enter the statistics as multiples of 2**-20 (about 1e-6). Sums of up
+# to 2**13 of them and of their squares are then exact in float64, so they do
+# not depend on the order of arrival.
+REWARD_QUANTUM = 2.0**-20
+MAX_GROUP_SIZE = 2**13
+
+TRAIN_ON = ("all", "survivors")
+
+
+def addressed_uniform(
+    seed: int, step: int, round_index: int, positions, purpose: int = 0
+) -> np.ndarray:
+  """Uniform [0, 1) numbers, one per stream position, by address.
+
+  NumPy's Philox is counter based, so a number can be looked up instead of
+  carried: key = (seed, step), counter = (position, round, purpose, 0), first
+  word of the block. The same address gives the same number on every host.
+
+  Args:
+    seed: non-negative int.
+    step: non-negative int.
+    round_index: non-negative int.
+    positions: int [k], non-negative positions in the prompt stream.
+    purpose: keeps different uses at one address apart.
+
+  Returns:
+    float64 [k].
+  """
+  positions = np.asarray(positions, np.int64)
+  if not positions.size:
+    return np.zeros(0)
+  key = np.array([seed, step], np.uint64)
+
+  def blocks(first: int, count: int) -> np.ndarray:
+    counter = np.array([first, round_index, purpose, 0], np.uint64)
+    philox = np.random.Philox(key=key, counter=counter)
+    return philox.random_raw(4 * count)[::4]
+
+  low, high = int(positions.min()), int(positions.max())
+  if high - low < 16 * positions.size + 1024:
+    # One generator for the whole range: positions of a step lie close.
+    words = blocks(low, high - low + 1)[positions - low]
+  else:
+    words = np.array([blocks(int(p), 1)[0] for p in positions], np.uint64)
+  return (words >> np.uint64(11)) * 2.0**-53
+
+
+@dataclasses.dataclass
+class Request:
+  """What a round asks for.
+
+  Attributes:
+    opened: int32 [k], group indices opened by this request, ascending. They
+      need a prefill.
+    counts: int32 [max_prompts], rollouts to draw now per group.
+  """
+
+  opened: np.ndarray
+  counts: np.ndarray
+
+  @property
+  def total(self) -> int:
+    return int(self.counts.sum())
+
+
+class Groups:
+  """One step's candidate prompts and the rewards seen so far.
+
+  A group is a prompt's rollouts; its index is the prompt's index in the pool
+  peeked from the stream. All arrays are [max_prompts].
+
+  Attributes:
+    step, seed: the address of this step's random numbers.
+    positions: int64, position of each prompt in the stream.
+    uids: int64, identity of the prompt in its data set (history goes by it).
+    opened: bool, the prompt has been granted a rollout.
+    consumed: bool, opened or skipped for good; the others return to the stream.
+    counts: int64, rollouts granted so far, in flight included.
+    n: float64, rollouts finished.
+    reward_sum, reward_sq: float64, sums of finished rewards and squares.
+    round_counts: counts of each request, for the report.
+    messages: what the allocator had to warn about.
+    plan: the allocator's own working notes for this step.
+  """
+
+  def __init__(self, step: int, seed: int, positions, uids):
+    self.step = int(step)
+    self.seed = int(seed)
+    self.positions = np.asarray(positions, np.int64)
+    self.uids = np.asarray(uids, np.int64)
+    if self.positions.shape != self.uids.shape or self.positions.ndim != 1:
+      raise ValueError(
+          "positions and uids must be vectors of one length, got shapes"
+          f" {self.positions.shape} and {self.uids.shape}"
+      )
+    size = len(self.positions)
+    self.opened = np.zeros(size, bool)
+    self.consumed = np.zeros(size, bool)
+    self.counts = np.zeros(size, np.int64)
+    self.n = np.zeros(size)
+    self.reward_sum = np.zeros(size)
+    self.reward_sq = np.zeros(size)
+    self.round_counts: list[np.ndarray] = []
+    self.messages: list[str] = []
+    self.plan: Any = None
+
+  def __len__(self) -> int:
+    return len(self.positions)
+
+  def request(self, counts) -> Request:
+    """Grants `counts` [max_prompts] more rollouts and books them."""
+    counts = np.asarray(counts)
+    if counts.shape != self.counts.shape or (counts < 0).any():
+      raise ValueError(
+          f"counts must be {len(self)} non-negative integers, got {counts}"
+      )
+    new = (counts > 0) & ~self.opened
+    self.counts += counts
+    self.opened |= new
+    self.consumed |= new
+    booked = counts.astype(np.int32)
+    self.round_counts.append(booked)
+    return Request(np.flatnonzero(new).astype(np.int32), booked.copy())
+
+  def add(self, group_ids, rewards) -> None:
+    """Adds finished rollouts: group_ids int [k], rewards float [k] in [0, 1].
+
+    Raises:
+      ValueError: for a group that does not exist, a reward outside [0, 1], or
+        more rollouts of a group than were requested. Nothing is added then.
+    """
+    ids = np.asarray(group_ids, np.int64)
+    rewards = np.asarray(rewards, np.float64)
+    if ids.shape != rewards.shape or ids.ndim != 1:
+      raise ValueError(
+          f"{ids.size} group ids came with {rewards.size} rewards"
+      )
+    if not ids.size:
+      return
+    if ids.min() < 0 or ids.max() >= len(self):
+      bad = ids[(ids < 0) | (ids >= len(self))][0]
+      raise ValueError(f"group {bad} does not exist: there are {len(self)}")
+    bad = ~((rewards >= 0) & (rewards <= 1))  # also true for NaN
+    if bad.any():
+      i = int(np.flatnonzero(bad)[0])
+      raise ValueError(
+          f"reward {rewards[i]} of group {ids[i]} (stream position"
+          f" {self.positions[ids[i]]}) is not a number in [0, 1]"
+      )
+    arrived = np.bincount(ids, minlength=len(self))
+    over = self.n + arrived > self.counts
+    if over.any():
+      g = int(np.flatnonzero(over)[0])
+      raise ValueError(
+          f"group {g} got {int(self.n[g] + arrived[g])} rollouts, but only"
+          f" {self.counts[g]} were requested"
+      )
+    units = np.rint(rewards / REWARD_QUANTUM)
+    self.n += arrived
+    self.reward_sum += (
+        np.bincount(ids, units, len(self)) * REWARD_QUANTUM
+    )
+    self.reward_sq += (
+        np.bincount(ids, units * units, len(self)) * REWARD_QUANTUM**2
+    )
+
+  @property
+  def spent(self) -> int:
+    """Rollouts granted so far in this step."""
+    return int(self.counts.sum())
+
+  def mean(self) -> np.ndarray:
+    """Mean reward per group, 0 where nothing has finished: [max_prompts]."""
+    return self.reward_sum / np.maximum(self.n, 1)
+
+  def variance(self, kind: str = "plugin") -> np.ndarray:
+    """Estimated reward variance per group [max_prompts], see variance.py."""
+    return variance.estimate(kind, self.n, self.reward_sum, self.reward_sq)
+
+  def mixed(self) -> np.ndarray:
+    """bool [max_prompts]: finished rollouts disagree."""
+    return self.variance() > variance.ZERO_TOLERANCE
+
+  def zero_variance(self) -> np.ndarray:
+    """bool [max_prompts]: some rollout finished, and all rewards agree."""
+    return (self.n > 0) & ~self.mixed()
+
+  def mixed_count(self) -> int:
+    """Distinct groups whose rewards disagree."""
+    return int(self.mixed().sum())
+
+  def zero_variance_share(self) -> float:
+    """Zero-variance groups / groups with a finished rollout."""
+    return float(self.zero_variance().sum() / max((self.n > 0).sum(), 1))
+
+  def zero_variance_rollout_share(self) -> float:
+    """Rollouts in zero-variance groups / all finished rollouts."""
+    return float(self.n[self.zero_variance()].sum() / max(self.n.sum(), 1))
+
+  def variance_per_rollout(self) -> float:
+    """V = sum n v / sum n with v the plug-in variance.
+
+    Biased up under adaptive rules: the rollouts that chose a prompt also
+    measure it. Fresh rollouts give the unbiased figure.
+    """
+    return float((self.n * self.variance()).sum() / max(self.n.sum(), 1))
+
+  def uniforms(self, round_index: int, purpose: int = 0) -> np.ndarray:
+    """Addressed uniform numbers, one per group: float64 [max_prompts]."""
+    return addressed_uniform(
+        self.seed, self.step, round_index, self.positions, purpose
+    )
+
+  def warn(self, message: str) -> None:
+    """Keeps a message for the trainer's log and raises a Python warning."""
+    self.messages.append(message)
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+  """Options of an allocator that has none."""
+
+  def validate(self) -> None:
+    """Nothing to check."""
+
+
+class Allocator:
+  """Base class. A subclass sets `name`, `Options` and writes `rounds`.
+
+  Args:
+    options: an instance of `Options`.
+    prompts_per_step: prompts a fixed-size method takes per step.
+    budget: rollouts per step. Round and history methods spend exactly this,
+      filter and stopping methods at most this.
+    seed: of the addressed random numbers.
+    train_on: "all" opened groups, or the "survivors" of the rule only.
+
+  Raises:
+    ValueError: naming the field, its value, and the nearest legal values.
+  """
+
+  name: ClassVar[str] = ""
+  Options: ClassVar[type] = NoOptions
+  streaming: ClassVar[bool] = False
+
+  def __init__(
+      self,
+      options,
+      *,
+      prompts_per_step: int,
+      budget: int,
+      seed: int,
+      train_on: str = "all",
+  ):
+    for field, value in (
+        ("prompts_per_step", prompts_per_step),
+        ("budget", budget),
+    ):
+      check_int(field, value, low=1)
+    check_int("seed", seed, low=0)
+    if train_on not in TRAIN_ON:
+      raise ValueError(f"{train_on=} must be one of {', '.join(TRAIN_ON)}")
+    options.validate()
+    self.options = options
+    self.prompts_per_step = int(prompts_per_step)
+    self.budget = int(budget)
+    self.seed = int(seed)
+    self.train_on = train_on
+    self.max_prompts = self.prompts_per_step
+    self.setup()
+    largest = self.largest_group()
+    if largest > MAX_GROUP_SIZE:
+      raise ValueError(
+          f"{self.name} can give one prompt {largest} rollouts; the limit is"
+          f" {MAX_GROUP_SIZE}"
+      )
+
+  def setup(self) -> None:
+    """Checks the budget and sets `max_prompts`; raises ValueError."""
+
+  def largest_group(self) -> int:
+    """Upper bound on the rollouts of one group."""
+    return self.budget
+
+  def begin(self, stream, step: int) -> Groups:
+    """Peeks at the next `max_prompts` prompts; consumes nothing."""
+    prompts = stream.peek(self.max_prompts)
+    if len(prompts.positions) != self.max_prompts:
+      raise ValueError(
+          f"{self.name} needs {self.max_prompts} prompts a step, the stream"
+          f" has {len(prompts.positions)}"
+      )
+    return Groups(step, self.seed, prompts.positions, prompts.uids)
+
+  def rounds(self, groups: Groups) -> Iterator[Request]:
+    """Requests of this step, in order.
+
+    When the generator is resumed, every rollout it asked for has been added.
+    """
+    raise NotImplementedError(f"{self.name} has no rounds")
+
+  def grant(self, groups: Groups, free: int) -> Request | None:
+    """Streaming rules: what `free` decode slots should draw now.
+
+    Returns:
+      A request of at most `free` rollouts; None when there is nothing to draw
+      now: either the budget is granted, or verdicts in flight must come first.
+    """
+    raise NotImplementedError(f"{self.name} does not stream")
+
+  def select(self, groups: Groups) -> np.ndarray:
+    """bool [max_prompts]: groups that are trained on."""
+    if self.train_on == "all":
+      return groups.opened.copy()
+    return groups.opened & self.survivors(groups)
+
+  def survivors(self, groups: Groups) -> np.ndarray:
+    """bool [max_prompts]: groups the rule kept to its end."""
+    return groups.opened.copy()
+
+  def keep_rollouts(self, groups: Groups, group, sample, reward) -> np.ndarray:
+    """bool [k]: rollouts that are trained on.
+
+    Args:
+      groups: the step's groups.
+      group: int [k], group of each rollout.
+      sample: int [k], sample index within the group.
+      reward: float [k].
+    """
+    del sample, reward
+    return self.select(groups)[np.asarray(group)]
+
+  def end(self, groups: Groups) -> None:
+    """Updates the history once the step's rewards are complete."""
+
+  def state_dict(self) -> dict:
+    """History as lists and numbers (JSON-able)."""
+    return {}
+
+  def load_state_dict(self, state: dict) -> None:
+    """Restores `state_dict`'s value."""
+    expected = set(self.state_dict())
+    if set(state) != expected:
+      raise ValueError(
+          f"state of allocator {self.name} has fields {sorted(state)},"
+          f" expected {sorted(expected)}"
+      )
+    self.restore(state)
+
+  def restore(self, state: dict) -> None:
+    """Sets the history from a checked `state`."""
+
+
+def check_int(field: str, value, *, low: int, high: int | None = None) -> None:
+  """Raises ValueError unless value is an integer in [low, high]."""
+  whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  if not whole or value < low or (high is not None and value > high):
+    upper = "" if high is None else f" and at most {high}"
+    raise ValueError(
+        f"{field}={value!r} must be an integer of at least {low}{upper}"
+    )
+
+
+def check_float(
+    field: str, value, *, low: float, high: float, open_low: bool = False
+) -> None:
+  """Raises ValueError unless low <= value <= high (low < if open_low)."""
+  real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  if not real or not low <= value <= high or (open_low and value == low):
+    bracket = "(" if open_low else "["
+    raise ValueError(
+        f"{field}={value!r} must be a number in {bracket}{low}, {high}]"
+    )
+
+
+def check_choice(field: str, value, choices) -> None:
+  """Raises ValueError unless value is one of choices; names the nearest."""
+  if value not in choices:
+    raise ValueError(
+        f"{field}={value!r} must be one of {', '.join(choices)}"
+        + nearest(str(value), choices)
+    )
+
+
+def nearest(name: str, choices) -> str:
+  """' (did you mean x?)' for the closest name, or ''."""
+  close = difflib.get_close_matches(name, list(choices), n=1)
+  return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def top(score, keys, count: int, eligible=None) -> np.ndarray:
+  """Indices of the `count` best scores; equal scores by the largest key."""
+  order = np.lexsort((-np.asarray(keys), -np.asarray(score)))
+  if eligible is not None:
+    order = order[np.asarray(eligible)[order]]
+  return order[:count]
