@@ -40,6 +40,7 @@ class Progress:
     self._file = sys.stdout if file is None else file
     self._patience = patience
     self._silent_steps = 0
+    self._warn_at = patience
     self._accuracy = None
     self._tokens = None
     self._ends = collections.deque(maxlen=21)
@@ -122,8 +123,11 @@ class Progress:
     if mixed is None:
       return
     self._silent_steps = 0 if mixed else self._silent_steps + 1
-    if self._silent_steps == 0 or self._silent_steps % self._patience:
+    if self._silent_steps == 0:
+      self._warn_at = self._patience
+    if self._silent_steps < self._warn_at:
       return
+    self._warn_at *= 2  # Once more each time the silence has doubled.
     reward = metrics.get("reward/mean")
     if reward is not None and reward >= 0.99:
       advice = "the prompts are solved: choose harder ones (task.*)"
