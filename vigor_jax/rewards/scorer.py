@@ -1,0 +1,292 @@
+"""Scores batches of completions, inline or in worker processes."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import inspect
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+from vigor_jax.rewards import pool as pool_lib
+from vigor_jax.rewards.combine import Combined
+from vigor_jax.rewards.registry import reward_name, resolve
+from vigor_jax.rewards.verdict import RewardError, check_verdict, shorten
+
+
+class VerdictCache:
+  """The last `size` verdicts by (completion, answer); texts are hashed."""
+
+  def __init__(self, size: int = 1 << 16) -> None:
+    self._size = size
+    self._items: collections.OrderedDict[bytes, float] = (
+        collections.OrderedDict()
+    )
+    self._lock = threading.Lock()
+
+  @staticmethod
+  def key(completion: str, answer: str) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in (completion, answer):
+      data = text.encode("utf-8", "surrogatepass")
+      digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.digest()
+
+  def get(self, key: bytes) -> float | None:
+    with self._lock:
+      if key in self._items:
+        self._items.move_to_end(key)
+        return self._items[key]
+      return None
+
+  def put(self, key: bytes, verdict: float) -> None:
+    with self._lock:
+      self._items[key] = verdict
+      self._items.move_to_end(key)
+      while len(self._items) > self._size:
+        self._items.popitem(last=False)
+
+
+@dataclasses.dataclass
+class Handle:
+  """A submitted batch; pass it to `Scorer.collect` once."""
+
+  completions: Sequence[str]
+  rows: list[list[Any]]  # [k][parts]: a float, or a future of an Outcome.
+  keys: dict[int, bytes]  # id(future) -> cache key.
+
+
+class Scorer:
+  """Turns completions into verdicts, in the order they were submitted.
+
+  Args:
+    fn: a reward function, its name, or a combination (see `resolve`).
+    mode: passed on as the keyword `mode`, for rewards that have one.
+    workers: processes for rewards that are not cheap; None: one per core this
+      process may use, 16 at most.
+
+  A reward with the attribute `cheap` runs in the caller's thread during
+  `submit`; any other in worker processes, so that `submit` returns at once and
+  decoding goes on. `cacheable` rewards (a verdict depends on completion and
+  answer alone) are judged once per distinct pair.
+  """
+
+  def __init__(
+      self,
+      fn: str | Callable[..., float],
+      mode: str | None = None,
+      workers: int | None = None,
+  ) -> None:
+    self.fn = resolve(fn)
+    self.name = reward_name(self.fn)
+    self._parts = (
+        self.fn.parts if isinstance(self.fn, Combined) else ((self.fn, 1.0),)
+    )
+    self._kwargs = [self._mode_kwargs(part, mode) for part, _ in self._parts]
+    if mode is not None and not any(self._kwargs):
+      raise RewardError(f"reward.mode is {mode!r} but {self.name} has no mode")
+    self._caches = [VerdictCache() for _ in self._parts]
+    self._pool: pool_lib.Pool | None = None
+    self._workers = workers
+    if workers is not None and workers < 1:
+      raise RewardError(f"reward workers must be at least 1, got {workers}")
+    for part, _ in self._parts:
+      if not getattr(part, "cheap", False):
+        pool_lib.picklable(part, reward_name(part))
+
+  @staticmethod
+  def _mode_kwargs(fn, mode: str | None) -> dict[str, Any]:
+    if mode is None or "mode" not in inspect.signature(fn).parameters:
+      return {}
+    modes = getattr(fn, "modes", None)
+    if modes is not None and mode not in modes:
+      raise RewardError(
+          f"reward.mode {mode!r} is not a mode of {reward_name(fn)}: one of"
+          f" {', '.join(modes)}"
+      )
+    return {"mode": mode}
+
+  @property
+  def cheap(self) -> bool:
+    """Every verdict is given inline."""
+    return all(getattr(part, "cheap", False) for part, _ in self._parts)
+
+  @property
+  def pids(self) -> list[int]:
+    """Process ids of the workers alive now."""
+    return self._pool.pids if self._pool else []
+
+  def submit(
+      self,
+      completions: Sequence[str],
+      answers: Sequence[str],
+      metadata: Sequence[dict[str, Any]] | None = None,
+  ) -> Handle:
+    """Starts judging k completions.
+
+    Args:
+      completions: k texts, without the prompt.
+      answers: k gold answers.
+      metadata: k dicts, passed on as keywords; None: no keywords.
+
+    Raises:
+      RewardError: the lengths differ, a text is not a string, or an inline
+        verdict is refused.
+    """
+    metadata = [{}] * len(completions) if metadata is None else metadata
+    if not len(completions) == len(answers) == len(metadata):
+      raise RewardError(
+          f"reward {self.name}: {len(completions)} completions,"
+          f" {len(answers)} answers and {len(metadata)} metadata; their number"
+          " must agree"
+      )
+    for field, texts in (("completion", completions), ("answer", answers)):
+      for i, text in enumerate(texts):
+        if not isinstance(text, str):
+          raise RewardError(
+              f"reward {self.name}: {field} {i} is {shorten(text)}, a"
+              f" {type(text).__name__}, not a string"
+          )
+    handle = Handle(completions, [], {})
+    for i, (text, answer, extra) in enumerate(
+        zip(completions, answers, metadata)
+    ):
+      handle.rows.append([
+          self._start(part, text, answer, extra, i, handle)
+          for part in range(len(self._parts))
+      ])
+    return handle
+
+  def _start(self, part, text, answer, extra, index, handle):
+    fn = self._parts[part][0]
+    name = reward_name(fn)
+    kwargs = {**extra, **self._kwargs[part]}
+    if getattr(fn, "cheap", False):
+      try:
+        value = fn(text, answer, **kwargs)
+      except RewardError:
+        raise
+      except Exception as error:
+        raise RewardError(
+            f"reward {name} raised {type(error).__name__}: {error} for"
+            f" completion {index} {shorten(text)}\n{traceback.format_exc()}"
+        ) from error
+      return check_verdict(value, name, text, index)
+    key = None
+    if getattr(fn, "cacheable", False):
+      key = VerdictCache.key(text, answer)
+      known = self._caches[part].get(key)
+      if known is not None:
+        return known
+    if self._pool is None:
+      self._pool = pool_lib.Pool(
+          self._workers or min(16, pool_lib.available_cpus())
+      )
+    future = self._pool.submit(fn, name, text, answer, kwargs, index)
+    if key is not None:
+      handle.keys[id(future)] = key
+    return future
+
+  def collect(self, handle: Handle) -> np.ndarray:
+    """Waits for a batch: float32 [k] verdicts in the order of completions.
+
+    Raises:
+      RewardError: a verdict is not a number in [0, 1], or a judge is at fault;
+        what was left of the batch is cancelled.
+    """
+    out = np.empty(len(handle.rows), np.float32)
+    try:
+      for i, row in enumerate(handle.rows):
+        values = [self._wait(j, item, handle) for j, item in enumerate(row)]
+        mixed = (
+            self.fn.mix(values) if isinstance(self.fn, Combined) else values[0]
+        )
+        out[i] = mixed
+    except BaseException:
+      for row in handle.rows:
+        for item in row:
+          if isinstance(item, futures.Future):
+            item.cancel()
+      raise
+    return out
+
+  def _wait(self, part: int, item, handle: Handle) -> float:
+    if not isinstance(item, futures.Future):
+      return item
+    outcome = item.result()
+    key = handle.keys.get(id(item))
+    # A verdict that ran out of wall time says the machine was busy: not kept.
+    if key is not None and outcome.reason != "wall":
+      self._caches[part].put(key, outcome.verdict)
+    return outcome.verdict
+
+  def done(self, handle: Handle) -> bool:
+    """True when `collect` would not wait."""
+    return all(
+        item.done()
+        for row in handle.rows
+        for item in row
+        if isinstance(item, futures.Future)
+    )
+
+  def score(self, completions, answers, metadata=None) -> np.ndarray:
+    """`submit` and `collect` in one call: float32 [k]."""
+    return self.collect(self.submit(completions, answers, metadata))
+
+  def probe(
+      self, examples: Iterable[tuple[str, str, dict[str, Any]]]
+  ) -> np.ndarray:
+    """Calls the reward on made completions before anything compiles.
+
+    Args:
+      examples: (completion, answer, metadata) triples; `probe_examples` makes
+        them from a task's prompts.
+
+    Returns:
+      float32 [len(examples)] verdicts.
+
+    Raises:
+      RewardError: as `collect`; the message names the reward and what it
+        returned.
+    """
+    examples = list(examples)
+    if not examples:
+      raise RewardError(f"reward {self.name}: nothing to probe it with")
+    for part, _ in self._parts:
+      check = getattr(part, "check_available", None)
+      if check is not None:
+        check()
+    try:
+      return self.score(*map(list, zip(*examples)))
+    except RewardError as error:
+      raise RewardError(f"start-up probe of the reward: {error}") from error
+
+  def close(self) -> None:
+    """Ends the worker processes."""
+    if self._pool is not None:
+      self._pool.close()
+      self._pool = None
+
+  def __enter__(self) -> Scorer:
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self.close()
+
+
+def probe_examples(
+    answers: Sequence[str], metadata: Sequence[dict[str, Any]] | None = None
+) -> list[tuple[str, str, dict[str, Any]]]:
+  """Made completions for `Scorer.probe`: empty, the gold answer, and junk."""
+  metadata = [{}] * len(answers) if metadata is None else metadata
+  return [
+      (completion, answer, extra)
+      for answer, extra in zip(answers, metadata)
+      for completion in ("", answer, "\x00 not an answer \\boxed{")
+  ]
