@@ -10,12 +10,13 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from vigor_jax.tasks import arithmetic
+from vigor_jax.tasks import arithmetic, stack_language
 from vigor_jax.tasks.base import Task, TaskDef
 from vigor_jax.tasks.stream import Prompts, PromptStream
 
 REGISTRY: dict[str, TaskDef] = {
   "arithmetic": TaskDef(arithmetic.Options, arithmetic.build),
+  "stack_language": TaskDef(stack_language.Options, stack_language.build),
 }
 
 __all__ = ["REGISTRY", "Prompts", "PromptStream", "Task", "TaskDef", "make"]

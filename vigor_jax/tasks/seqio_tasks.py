@@ -6,21 +6,50 @@ once, through `materialize`, and from then on draws by index, because tf.data
 has no order that resumes across epochs (see `stream.py`).
 """
 
+import contextlib
 import json
 import os
+import re
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-# TensorFlow prints start-up notices unless told before it is imported, and
-# takes accelerator memory unless the devices are hidden right after.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import seqio  # noqa: E402
-import tensorflow as tf  # noqa: E402
+from vigor_jax.tasks import characters, stream
 
-from vigor_jax.tasks import characters, stream  # noqa: E402
 
+@contextlib.contextmanager
+def _without_start_up_notices():
+  """Holds back what TensorFlow writes to stderr while it is imported.
+
+  Its C++ side logs before any level can be set, straight to the descriptor.
+  Everything that is not such a notice is written out at the end.
+  """
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  notice = re.compile(rb"WARNING: All log messages before absl|[IW]\d{4} ")
+  sys.stderr.flush()
+  stderr = os.dup(2)
+  with tempfile.TemporaryFile() as held:
+    os.dup2(held.fileno(), 2)
+    try:
+      yield
+    finally:
+      sys.stderr.flush()
+      os.dup2(stderr, 2)
+      os.close(stderr)
+      held.seek(0)
+      for line in held:
+        if not notice.match(line):
+          os.write(2, line)
+
+
+with _without_start_up_notices():
+  import seqio
+  import tensorflow as tf
+
+# TensorFlow would take the accelerator's memory for itself.
 for _kind in ("GPU", "TPU"):
   tf.config.set_visible_devices([], _kind)
 
