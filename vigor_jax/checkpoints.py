@@ -91,8 +91,7 @@ class Checkpoints:
     Returns:
       Whether it is being saved; False if the step is there already.
     """
-    self._manager.wait_until_finished()
-    if step in self._manager.all_steps():
+    if step in self.steps():
       return False
     return self._manager.save(
       step,
@@ -104,11 +103,13 @@ class Checkpoints:
     )
 
   def latest(self) -> int | None:
-    """Returns the last step that is whole, or None."""
+    """Returns the last step, once it is whole, or None."""
+    self._manager.wait_until_finished()
     return self._manager.latest_step()
 
   def steps(self) -> list[int]:
-    """Returns all steps that are whole, ascending."""
+    """Returns all steps, once they are whole, ascending."""
+    self._manager.wait_until_finished()
     return sorted(self._manager.all_steps())
 
   def restore(
@@ -126,10 +127,10 @@ class Checkpoints:
       CheckpointError: no such step, a damaged file, other names or shapes.
     """
     where = os.path.join(self.folder, str(step))
-    if step not in self._manager.all_steps():
+    steps = self.steps()
+    if step not in steps:
       raise CheckpointError(
-        f"{self.folder}: there is no step {step}; there are "
-        f"{self.steps() or 'none'}"
+        f"{self.folder}: there is no step {step}; there are {steps or 'none'}"
       )
     trees = {"params": params_target, "opt_state": opt_target}
     restored = _restore(self._manager, step, where, trees)
