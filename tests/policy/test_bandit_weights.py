@@ -164,7 +164,7 @@ class Stream:
   uids: np.ndarray
 
   def peek(self, k):
-    assert k == PROMPTS
+    assert k == len(self.positions)
     return self
 
 
@@ -379,6 +379,60 @@ def test_denominators_over_informative_rollouts(name, aggregator):
     gradients(name, "grpo", aggregator, "informative"),
     enumerated(name, "grpo", aggregator, "informative"),
   )
+
+
+# VIGOR's defaults, 256 prompts with p ~ Beta(1/2, 1/2): w of grpo with
+# prompt_mean under VIGOR and under n = 8, of r - mean summed over rollouts / B,
+# and the mean group size. A simulation made apart from this package.
+BINS = (
+  (0.10, 0.20, 1.15, 2.23, 0.68, 6.1),
+  (0.20, 0.35, 1.18, 2.01, 1.18, 10.5),
+  (0.35, 0.50, 1.23, 1.87, 1.77, 15.6),
+  (0.65, 0.80, 1.19, 2.00, 1.20, 10.6),
+)
+
+
+def test_published_schedule_at_full_size():
+  prompts, budget, steps = 256, 2048, 160
+  rng = np.random.default_rng(11)
+  p = rng.beta(0.5, 0.5, (steps, prompts))
+  sums, zero = {}, {}
+  for name in ("vigor", "uniform"):
+    rule = allocation.make(
+      name, prompts_per_step=prompts, budget=budget, seed=1, train_on="all"
+    )
+    group, reward = [], []
+    for step in range(steps):
+      positions = np.arange(prompts) + step * prompts
+      groups = rule.begin(Stream(positions, positions), step)
+      for request in rule.rounds(groups):
+        x = np.repeat(np.arange(prompts), request.counts)
+        values = (rng.random(len(x)) < p[step, x]).astype(float)
+        groups.add(x, values)
+        group.append(x + step * prompts)
+        reward.append(values)
+    group, reward = np.concatenate(group), np.concatenate(reward)
+    chance = p.ravel()[group]
+    score = reward / chance - (1 - reward) / (1 - chance)
+    size = np.bincount(group)
+    for method, factor in (("grpo", 1 / size[group]), ("dr_grpo", 1 / 8)):
+      advantage = advantages.compute(method, reward, group)
+      sums[name, method] = np.bincount(group, advantage * factor * score)
+    silent = ~advantages.informative(reward, group)
+    shares = np.bincount(group, silent) / size
+    zero[name] = (shares.mean(), silent.mean())
+    sums[name, "size"] = size
+  for low, high, vigor, uniform, summed, size in BINS:
+    inside = (p.ravel() >= low) & (p.ravel() < high)
+    mean = {k: v[inside].mean() for k, v in sums.items()}
+    assert mean["vigor", "grpo"] == pytest.approx(vigor, rel=0.07)
+    assert mean["uniform", "grpo"] == pytest.approx(uniform, rel=0.07)
+    assert mean["vigor", "dr_grpo"] == pytest.approx(summed, rel=0.07)
+    assert mean["vigor", "size"] == pytest.approx(size, rel=0.05)
+  # Zero-variance groups, and rollouts in them: VIGOR has more of the first
+  # and fewer of the second.
+  np.testing.assert_allclose(zero["vigor"], (0.65, 0.24), atol=0.01)
+  np.testing.assert_allclose(zero["uniform"], (0.39, 0.39), atol=0.01)
 
 
 def adjacent_groups(size, length, prompts, rollouts, tokens, limit):
