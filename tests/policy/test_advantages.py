@@ -192,7 +192,8 @@ def test_a_group_of_one_beside_others(name):
 
 
 def test_predictable_is_zero_in_every_round_of_a_constant_group():
-  result = compute("predictable", [0.1] * 9, [0] * 9, [0] * 2 + [1] * 4 + [2] * 3)
+  rounds = [0] * 2 + [1] * 4 + [2] * 3
+  result = compute("predictable", [0.1] * 9, [0] * 9, rounds)
   np.testing.assert_array_equal(result, np.zeros(9))
 
 

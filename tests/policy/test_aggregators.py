@@ -68,8 +68,9 @@ def loop_reference(name, group, terms, budget, limit, prompts):
     )
   if name == "rollout_mean":
     return sum(np.mean(t) for t in terms) / budget
-  tokens = sum(len(t) for t in terms) if name == "token_mean" else budget * limit
-  return sum(sum(t) for t in terms) / tokens
+  if name == "token_mean":
+    return sum(sum(t) for t in terms) / sum(len(t) for t in terms)
+  return sum(sum(t) for t in terms) / (budget * limit)
 
 
 @pytest.mark.parametrize("name", aggregators.AGGREGATORS)

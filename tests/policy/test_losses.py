@@ -341,7 +341,8 @@ def test_junk_in_masked_positions_changes_nothing(name):
   # The same rows with junk, and one more row that is all padding.
   pad = [(0, 1), (0, 0)]
   mask2 = np.pad(mask, pad)
-  dirty = [spoil(np.pad(x, pad), mask2, rng) for x in (logprobs, old, advantage)]
+  clean = [np.pad(x, pad) for x in (logprobs, old, advantage)]
+  dirty = [spoil(x, mask2, rng) for x in clean]
   (value2, clipped2), grad2 = run(*dirty, mask2, np.pad(segment, pad))
   assert np.isfinite(value2) and np.isfinite(grad2).all()
   assert float(value2) == pytest.approx(float(value), rel=1e-6)

@@ -4,7 +4,7 @@ Groups are ids: any integers, in any order, interleaved, of any sizes. Sums run
 over a canonical order (group, round, reward), so permuting the rows permutes
 the result bit for bit.
 
-Adding one: a function `Grouped -> float64 [B]` (rows in canonical order) and a
+Adding one: a function from Grouped to float64 [B], in canonical order, and a
 line in ADVANTAGES; see docs/extending.md.
 """
 
@@ -100,8 +100,6 @@ def _predictable(g: Grouped) -> np.ndarray:
   within the round (0 for a round of one). Summed over the group the gradient's
   expectation is E[N_x] grad p: a martingale, whatever the stopping rule.
   """
-  if g.rounds is None:
-    raise ValueError("advantage 'predictable' needs round_index, got None")
   # Cells are (group, round); rows are sorted by both.
   new_group = np.diff(g.ids, prepend=-1) != 0
   starts = new_group | (np.diff(g.rounds, prepend=0) != 0)
@@ -138,11 +136,6 @@ def _global_mean(g: Grouped) -> np.ndarray:
   Reinforce-Ada, arXiv 2510.04996: `history` is that mean, since the samples
   that were dropped are not in the batch.
   """
-  if g.history is None:
-    raise ValueError(
-      "advantage 'global_mean' needs history, the mean reward over all samples "
-      "of each rollout's prompt; got None"
-    )
   difference = g.rewards - g.history
   return np.where(np.abs(difference) <= CONSTANT_TOLERANCE, 0.0, difference)
 
@@ -169,24 +162,27 @@ def _rl_zvp(g: Grouped) -> np.ndarray:
   tokens: `entropy[:, 0]` is the mean over tokens, `entropy[:, 1]` the maximum.
   A graded constant group counts as solved from .5.
   """
-  if g.entropy is None:
-    raise ValueError(
-      "advantage 'rl_zvp' needs entropy [B, 2], mean and maximum over each "
-      "rollout's tokens; got None"
-    )
   mean, maximum = g.entropy[:, 0], g.entropy[:, 1]
   push = np.where(g.rewards >= 0.5, mean, mean - maximum)
   return np.where(g.constant, ZVP_SCALE * push, _grpo(g))
 
 
-ADVANTAGES: dict[str, Callable[[Grouped], np.ndarray]] = {
-  "grpo": _grpo,
-  "dr_grpo": _dr_grpo,
-  "rloo": _rloo,
-  "predictable": _predictable,
-  "global_mean": _global_mean,
-  "gvm": _gvm,
-  "rl_zvp": _rl_zvp,
+@dataclasses.dataclass(frozen=True)
+class Advantage:
+  """An advantage's entry: its function, and the optional inputs it needs."""
+
+  values: Callable[[Grouped], np.ndarray]
+  needs: tuple[str, ...] = ()
+
+
+ADVANTAGES: dict[str, Advantage] = {
+  "grpo": Advantage(_grpo),
+  "dr_grpo": Advantage(_dr_grpo),
+  "rloo": Advantage(_rloo),
+  "predictable": Advantage(_predictable, needs=("round_index",)),
+  "global_mean": Advantage(_global_mean, needs=("history",)),
+  "gvm": Advantage(_gvm),
+  "rl_zvp": Advantage(_rl_zvp, needs=("entropy",)),
 }
 
 
@@ -233,6 +229,14 @@ def compute(
     entropy = np.asarray(entropy, np.float64)
     if entropy.shape != (batch, 2):
       raise ValueError(f"entropy is [B, 2] = [{batch}, 2], {entropy.shape=}")
+  given = {
+    "round_index": round_index,
+    "history": history,
+    "entropy": entropy,
+  }
+  for need in advantage.needs:
+    if given[need] is None:
+      raise ValueError(f"advantage {name!r} needs {need}, got None")
   if not np.isfinite(rewards).all():
     bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
     raise ValueError(f"reward of row {bad} is not finite: {rewards[bad]}")
@@ -253,7 +257,7 @@ def compute(
     ddof=ddof,
   )
   result = np.empty(batch, np.float32)
-  result[order] = advantage(grouped)
+  result[order] = advantage.values(grouped)
   return result
 
 

@@ -5,41 +5,33 @@ them apart inside the row: 0 is not a completion token, 1, 2, ... are the
 row's rollouts. A loss returns per-token terms to be minimised, 0 where masked;
 weights and denominators come from aggregators.py.
 
-Adding one: a function and a line in LOSSES; see docs/extending.md.
+Adding one: a function and a line in loss_table.LOSSES; see docs/extending.md.
 """
 
-import dataclasses
+import functools
+import importlib
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from vigor_jax.policy import registry
+from vigor_jax.policy.loss_table import LOSSES, default_clips
+
+__all__ = [
+  "KLS",
+  "LOSSES",
+  "default_clips",
+  "kl",
+  "ratio_max_deviation",
+  "segment_sum",
+  "token_loss",
+  "truncated_importance_weight",
+]
 
 # exp beyond this overflows float32 and inf * 0 in its gradient is NaN; a
 # log-ratio this large is far outside every clip range.
 MAX_LOG_RATIO = 20.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Loss:
-  """A loss and what its paper pairs it with.
-
-  Attributes:
-    terms: (logprobs, log_ratio, advantages, segment, valid, clip_low,
-      clip_high), all [R, T] and finite, -> (terms [R, T], clipped bool [R, T]).
-    clip_low: default clip below 1.
-    clip_high: default clip above 1.
-    aggregator: the paper's aggregator, a key of AGGREGATORS.
-    level: "token", or "sequence" where a rollout has one term (spread evenly
-      over its tokens); passed on to aggregators.weights.
-  """
-
-  terms: Callable[..., tuple[jax.Array, jax.Array]]
-  clip_low: float
-  clip_high: float
-  aggregator: str
-  level: str = "token"
 
 
 def _clipped_objective(ratio, advantages, clip_low, clip_high):
@@ -50,14 +42,14 @@ def _clipped_objective(ratio, advantages, clip_low, clip_high):
   return -jnp.minimum(ratio * advantages, held * advantages), above | below
 
 
-def _clipped(
+def clipped(
   logprobs, log_ratio, advantages, segment, valid, clip_low, clip_high
 ):
   """Token ratios. PPO's clip as in GRPO, arXiv 2402.03300."""
   return _clipped_objective(jnp.exp(log_ratio), advantages, clip_low, clip_high)
 
 
-def _gspo(logprobs, log_ratio, advantages, segment, valid, clip_low, clip_high):
+def gspo(logprobs, log_ratio, advantages, segment, valid, clip_low, clip_high):
   """One ratio per rollout, exp(mean_t log rho). GSPO, arXiv 2507.18071.
 
   The rollout's term is divided by |o_j| on each of its tokens, so that the sum
@@ -65,44 +57,34 @@ def _gspo(logprobs, log_ratio, advantages, segment, valid, clip_low, clip_high):
   """
   count = segment_sum(valid.astype(jnp.float32), segment)
   mean = segment_sum(log_ratio, segment) / jnp.maximum(count, 1.0)
-  term, clipped = _clipped_objective(
+  term, binds = _clipped_objective(
     jnp.exp(mean), advantages, clip_low, clip_high
   )
-  return term / jnp.maximum(count, 1.0), clipped
+  return term / jnp.maximum(count, 1.0), binds
 
 
-def _cispo(
+def cispo(
   logprobs, log_ratio, advantages, segment, valid, clip_low, clip_high
 ):
   """-sg(clip(rho)) A log pi: no token loses its gradient. arXiv 2506.13585."""
   ratio = jnp.exp(log_ratio)
   held = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-  clipped = (held != ratio) & (advantages != 0)
-  return -jax.lax.stop_gradient(held) * advantages * logprobs, clipped
+  binds = (held != ratio) & (advantages != 0)
+  return -jax.lax.stop_gradient(held) * advantages * logprobs, binds
 
 
-def _reinforce(
+def reinforce(
   logprobs, log_ratio, advantages, segment, valid, clip_low, clip_high
 ):
   """-A log pi: on-policy, without a ratio (clips unused)."""
   return -advantages * logprobs, jnp.zeros_like(valid)
 
 
-LOSSES: dict[str, Loss] = {
-  "grpo": Loss(_clipped, 0.2, 0.2, "prompt_mean"),
-  "dapo": Loss(_clipped, 0.2, 0.28, "token_mean"),
-  "dr_grpo": Loss(_clipped, 0.2, 0.2, "constant"),
-  "gspo": Loss(_gspo, 3e-4, 4e-4, "prompt_mean", level="sequence"),
-  # The paper leaves the lower side open; a cap of 5 is ScaleRL's, 2510.13786.
-  "cispo": Loss(_cispo, 1.0, 4.0, "token_mean"),
-  "reinforce": Loss(_reinforce, 0.0, 0.0, "rollout_mean"),
-}
-
-
-def default_clips(name: str) -> tuple[float, float]:
-  """The loss's published (clip_low, clip_high). ValueError: unknown name."""
-  loss = registry.find("loss", name, LOSSES)
-  return loss.clip_low, loss.clip_high
+@functools.cache
+def _resolve(terms: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
+  """The function that "module:function" names."""
+  module, _, function = terms.partition(":")
+  return getattr(importlib.import_module(module), function)
 
 
 def token_loss(
@@ -136,11 +118,12 @@ def token_loss(
     ValueError: unknown name.
   """
   loss = registry.find("loss", name, LOSSES)
+  terms_of = _resolve(loss.terms)
   valid = _valid(mask, segment)
   logprobs = _keep(valid, logprobs)
   old_logprobs = jax.lax.stop_gradient(_keep(valid, old_logprobs))
   advantages = jax.lax.stop_gradient(_keep(valid, advantages))
-  terms, clipped = loss.terms(
+  terms, clipped = terms_of(
     logprobs,
     _log_ratio(logprobs, old_logprobs),
     advantages,
