@@ -110,13 +110,16 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     rollout_is_cap=0.0,  # Cap of the sampler/trainer weights; 0: off.
     row_length=128,  # Tokens of a packed row of the update.
     rows_per_microbatch=16,
+    remat=False,  # Recompute each layer in the backward pass.
     advantage_eps=1e-6,  # Added to the standard deviation (grpo).
     ddof=0,  # Of that standard deviation.
   )
 
   config.sampling = config_dict.create(
     slots=64,  # Rows decoded at once.
-    chunk=8,  # Decode steps per dispatch.
+    chunk=8,  # Decode steps between two refills of free slots.
+    chunks_per_dispatch=0,  # Chunks before the host looks; 0: all of a round.
+    prefixes=0,  # Prompts whose caches are kept; 0: what the allocator needs.
     temperature=1.0,
     top_k=0,  # 0: off.
     top_p=1.0,
@@ -141,6 +144,7 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
 
   # The supervised stage, and the warm start of init_from="auto".
   config.sft = config_dict.create(
+    seed=0,  # Of the warm start of init_from="auto": its data and parameters.
     steps=1000,
     batch_size=128,
     learning_rate=1e-3,

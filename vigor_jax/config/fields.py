@@ -41,10 +41,10 @@ def get(config, path: str) -> Any:
 
 
 def suggest(config, path: str, count: int = 3) -> list[str]:
-  """Returns the existing field names nearest to a mistyped one, best first.
+  """Returns the existing names nearest to a mistyped one, best first.
 
   A right name on a wrong level comes first, the named allocator's own fields
-  before those of others; then names by similarity.
+  before those of others; then fields and sections by similarity.
   """
   known = list(flatten(config))
   last = path.rsplit(".", 1)[-1]
@@ -64,7 +64,8 @@ def suggest(config, path: str, count: int = 3) -> list[str]:
 
   if same:
     return same[:count]
-  near = sorted(known, key=similarity, reverse=True)
+  sections = {name.rpartition(".")[0] for name in known} - {""}
+  near = sorted([*known, *sorted(sections)], key=similarity, reverse=True)
   return near[:1] + [n for n in near[1:count] if similarity(n) > 1.5]
 
 

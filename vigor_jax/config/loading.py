@@ -7,12 +7,14 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
+from ml_collections import config_dict
 
 from vigor_jax import tasks
 from vigor_jax.config import fields
@@ -94,23 +96,26 @@ def _in_file(path, call):
     lines = [f.lineno for f in frames if f.filename == path]
     line = lines[-1] if lines else getattr(error, "lineno", "?")
     detail = str(error).strip() or type(error).__name__
-    if isinstance(error, (AttributeError, KeyError)):
-      detail = detail.strip("\"'").replace('\\n', " ").replace("\n", " ")
-      detail += _near_attribute(error)
+    if frames[-1].filename.startswith(os.path.dirname(config_dict.__file__)):
+      detail = _in_own_words(error, detail)
     raise ConfigError(f"{path}, line {line}: {detail}") from error
 
 
-def _near_attribute(error) -> str:
-  """Returns the full names nearest to a field a config file got wrong."""
-  name = getattr(error, "name", None)
-  if name is None:
-    quoted = str(error).split('"')
-    name = quoted[1] if len(quoted) > 1 else None
-  if not name or "\n" in name:
-    return ""
-  return "; nearest fields: " + ", ".join(
-    fields.suggest(default_config(), name)
+def _in_own_words(error: Exception, detail: str) -> str:
+  """Rewrites what ml_collections says of a field that a file got wrong."""
+  if isinstance(error, (AttributeError, KeyError)):
+    name = re.search(r"\w+", detail.replace('Key "', ""))[0]
+    near = fields.suggest(default_config(), name)
+    return (
+      f"unknown field or section {name!r}; did you mean "
+      + " or ".join(repr(name) for name in near) + "?"
+    )
+  types = re.search(
+    r"field '(\w+)'.* type <class '(\w+)'>.* type <class '(\w+)'>", detail
   )
+  if types is None:
+    return detail
+  return f"field {types[1]!r}: expected {types[3]}, got {types[2]}"
 
 
 def _near_file(path: str) -> str:

@@ -64,6 +64,8 @@ RANGES = {
   "policy.ddof": "[0, 1]",
   "sampling.slots": "[1, inf)",
   "sampling.chunk": "[1, inf)",
+  "sampling.chunks_per_dispatch": "[0, inf)",
+  "sampling.prefixes": "[0, inf)",
   "sampling.temperature": "[0, inf)",
   "sampling.top_k": "[0, inf)",
   "sampling.top_p": "(0, 1]",

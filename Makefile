@@ -1,0 +1,95 @@
+# Each target makes its virtual environment first, if it is missing.
+#
+#   make demo       a small policy learns under four allocation rules: 10 minutes
+#   make test       all quick tests
+#   make test-slow  the end-to-end tests
+#   make test-all   both
+#   make lint       ruff
+#   make bench      all benchmarks in full; make bench-quick: their short forms
+#   make docs       the documentation as pages in site/
+#
+# PYTHON=python3.12 chooses the interpreter, VENV=DIR the environment's folder.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+WORKDIR ?= runs/demo
+BENCHMARKS ?= $(sort $(wildcard benchmarks/*.py))
+
+# A version manager may leave commands that do not run, so each one is tried.
+IN_RANGE := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+  if $$python -c '$(IN_RANGE)' 2>/dev/null; then echo $$python; break; fi; \
+  done)
+
+.PHONY: help demo test test-slow test-all lint format bench bench-quick docs \
+  clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11, 3.12 or 3.13 was found;" \
+	  "name one with make PYTHON=/path/to/python."; exit 1; }
+	@echo "Making a virtual environment in $(VENV) with $$($(PYTHON) --version)."
+	@$(PYTHON) -m venv $(VENV)
+
+# A stamp per set of extras: installed once, and again when the list changes.
+$(VENV)/installed-run: pyproject.toml | $(BIN)/python
+	@echo "Installing vigor_jax and what it needs (about 3 GB, a minute or two)."
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-test: pyproject.toml | $(BIN)/python
+	@echo "Installing vigor_jax with the test and task extras (about 3 GB," \
+	  "a minute or two)."
+	@$(PIP) -e '.[test,tasks]'
+	@touch $@ $(VENV)/installed-run
+
+$(VENV)/installed-docs: pyproject.toml | $(BIN)/python
+	@echo "Installing the documentation tools."
+	@$(PIP) -e '.[docs]'
+	@touch $@ $(VENV)/installed-run
+
+demo: $(VENV)/installed-run
+	@set -e; for stream in sparse_signal plain; do \
+	  echo "Training on the stream '$$stream' under four rules, three seeds" \
+	    "each; the report will be $(WORKDIR)/$$stream/report.html."; \
+	  $(BIN)/python -m vigor_jax.compare \
+	    --config=configs/arithmetic.py:$$stream \
+	    --allocators=uniform,uniform:prompts_per_step=64,vigor,eb_widening \
+	    --seeds=0,1,2 --workdir=$(WORKDIR)/$$stream; \
+	done
+
+test: $(VENV)/installed-test
+	@echo "Running the quick tests."
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/installed-test
+	@echo "Running the slow end-to-end tests."
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-all: test test-slow
+
+lint: $(VENV)/installed-test
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m compileall -q vigor_jax configs benchmarks
+
+format: $(VENV)/installed-test
+	@$(BIN)/python -m ruff format vigor_jax configs benchmarks tests
+
+bench: $(VENV)/installed-run
+	@set -e; for file in $(BENCHMARKS); do \
+	  echo "Benchmark $$file."; $(BIN)/python $$file; done
+
+bench-quick: $(VENV)/installed-run
+	@set -e; for file in $(BENCHMARKS); do \
+	  echo "Benchmark $$file, short form."; $(BIN)/python $$file --quick; done
+
+docs: $(VENV)/installed-docs
+	@$(BIN)/python -m mkdocs build --strict --site-dir site
+
+clean:
+	rm -rf $(VENV) build dist site *.egg-info
