@@ -158,13 +158,13 @@ def test_seqio_serves_the_same_prompts():
 
   task = tasks.make({"name": "arithmetic", "difficulty": "hard_junk"})
   held_out = task.evaluation(400)
-  through = seqio_tasks.materialize(task.seqio_task, "evaluation", 400)
+  through = seqio_tasks.read(task.seqio_task, "evaluation", 400)[0]
   assert through.texts == held_out.texts
   assert through.answers == held_out.answers
   assert through.metadata == held_out.metadata
   for a, b in zip(through.tokens, held_out.tokens):
     np.testing.assert_array_equal(a, b)
-  train = seqio_tasks.materialize(task.seqio_task, "train", 300)
+  train = seqio_tasks.read(task.seqio_task, "train", 300)[0]
   assert train.texts == task.stream(0).peek(300).texts
 
 
@@ -213,11 +213,6 @@ def test_bad_options_name_the_field_and_the_legal_values(field, value, words):
 def test_an_unknown_task_gets_the_nearest_name():
   with pytest.raises(ValueError, match="did you mean 'arithmetic'"):
     tasks.make("aritmetic")
-
-
-def test_options_from_a_subsection():
-  task = tasks.make({"name": "arithmetic", "arithmetic": {"operations": 2}})
-  assert task.max_completion_length == 3
 
 
 def test_a_fresh_run_imports_neither_tensorflow_nor_jax():

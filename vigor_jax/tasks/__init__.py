@@ -10,12 +10,13 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from vigor_jax.tasks import arithmetic, stack_language
+from vigor_jax.tasks import arithmetic, jsonl, stack_language
 from vigor_jax.tasks.base import Task, TaskDef
 from vigor_jax.tasks.stream import Prompts, PromptStream
 
 REGISTRY: dict[str, TaskDef] = {
   "arithmetic": TaskDef(arithmetic.Options, arithmetic.build),
+  "jsonl": TaskDef(jsonl.Options, jsonl.build),
   "stack_language": TaskDef(stack_language.Options, stack_language.build),
 }
 
@@ -33,8 +34,7 @@ def make(spec: str | Mapping[str, Any]) -> Task:
 
   Args:
     spec: a task's name, or a mapping (an ml_collections ConfigDict will do)
-      with "name" and either the task's options beside it or, under its own
-      name, a sub-section of them; other tasks' sub-sections are ignored.
+      with "name" and the task's options beside it.
 
   Raises:
     ValueError: an unknown task or option (with the nearest one), or an option
@@ -46,17 +46,13 @@ def make(spec: str | Mapping[str, Any]) -> Task:
     raise ValueError(
       f"no task {name!r}: {_nearest(str(name), list(REGISTRY))}"
     )
-  if isinstance(spec.get(name), Mapping) or hasattr(spec.get(name), "items"):
-    fields = dict(spec[name])
-  else:
-    fields = {k: v for k, v in spec.items() if k not in REGISTRY}
   definition = REGISTRY[name]
   legal = [f.name for f in dataclasses.fields(definition.options)]
-  for field in fields:
+  for field in spec:
     if field not in legal:
       raise ValueError(
         f"task {name!r} has no option {field!r}: {_nearest(field, legal)}"
       )
-  options = definition.options(**fields)
+  options = definition.options(**spec)
   options.validate()
   return definition.build(options)

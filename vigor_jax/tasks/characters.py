@@ -56,7 +56,9 @@ class ByteTable:
 
   def __init__(self, table: bytes, encoding: str):
     """`table` holds the byte of every id, the special ids' included."""
-    self._table = np.frombuffer(table, np.uint8)
+    # One entry more: a model's vocabulary may be padded, and what it samples
+    # from the padding must show as text that no answer contains.
+    self._table = np.frombuffer(table + _STRAY.encode("latin-1"), np.uint8)
     self._encoding = encoding
     self.vocab_size = len(table)
 
@@ -68,7 +70,8 @@ class ByteTable:
     ended = (tokens == EOS_ID) & (columns < np.asarray(lengths)[:, None])
     stop = np.where(ended.any(1), ended.argmax(1), lengths).tolist()
     width = tokens.shape[1]
-    flat = self._table[tokens].tobytes()
+    known = np.minimum(tokens, self.vocab_size)
+    flat = self._table[known].tobytes()
     rows = [flat[i * width : i * width + n] for i, n in enumerate(stop)]
     return [row.decode(self._encoding, "replace") for row in rows]
 

@@ -302,7 +302,7 @@ def build(
   if options.num_prompts:
     from vigor_jax.tasks import seqio_tasks
 
-    source = FixedSource(seqio_tasks.materialize(seqio_builder(), "train"))
+    source = FixedSource(seqio_tasks.read(seqio_builder(), "train")[0])
   else:
     source = FreshSource(drawn.train_block)
   return base.Task(

@@ -2,7 +2,7 @@
 
 Tasks are registered here as real seqio Tasks: usable in seqio mixtures, with
 seqio's evaluator, sharded and shuffled its way. Training itself reads a split
-once, through `materialize`, and from then on draws by index, because tf.data
+once, through `read`, and from then on draws by index, because tf.data
 has no order that resumes across epochs (see `stream.py`).
 """
 
@@ -53,7 +53,6 @@ with _without_start_up_notices():
 for _kind in ("GPU", "TPU"):
   tf.config.set_visible_devices([], _kind)
 
-SPLITS = ("train", "evaluation")
 _SIGNATURE = {
   "inputs": tf.TensorSpec((), tf.string),
   "targets": tf.TensorSpec((), tf.string),
@@ -137,6 +136,7 @@ def register(
   def keep_short(dataset):
     return dataset.filter(lambda x: tf.size(x["inputs"]) <= max_prompt_length)
 
+  splits = ("train", "evaluation") if num_examples is None else num_examples
   wrapped = SeqioVocabulary(vocabulary)
   preprocessors = [seqio.preprocessors.tokenize]
   if max_prompt_length is not None:
@@ -144,7 +144,7 @@ def register(
   preprocessors.append(seqio.preprocessors.append_eos)
   return seqio.TaskRegistry.add(
     name,
-    source=seqio.FunctionDataSource(dataset_fn, SPLITS, num_examples),
+    source=seqio.FunctionDataSource(dataset_fn, splits, num_examples),
     preprocessors=preprocessors,
     output_features={
       "inputs": seqio.Feature(wrapped, add_eos=False),
@@ -153,15 +153,19 @@ def register(
   )
 
 
-def materialize(
+def read(
   task: seqio.Task, split: str, limit: int | None = None
-) -> stream.Prompts:
-  """Reads one split into memory, in its order, at most `limit` records."""
+) -> tuple[stream.Prompts, list[np.ndarray]]:
+  """Reads one split into memory, in its order, at most `limit` records.
+
+  Returns:
+    the prompts, and the int32 target ids of each, EOS included.
+  """
   dataset = task.get_dataset(split=split, shuffle=False, seed=0)
   if limit is not None:
     dataset = dataset.take(limit)
   rows = list(dataset.as_numpy_iterator())
-  return stream.Prompts(
+  prompts = stream.Prompts(
     np.arange(len(rows), dtype=np.int64),
     np.array([row["uid"] for row in rows], np.int64),
     [row["inputs"].astype(np.int32) for row in rows],
@@ -169,3 +173,4 @@ def materialize(
     [row["answer"].decode() for row in rows],
     [json.loads(row["metadata"]) for row in rows],
   )
+  return prompts, [row["targets"].astype(np.int32) for row in rows]

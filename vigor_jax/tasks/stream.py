@@ -146,15 +146,18 @@ class FixedSource:
       self._orders[key] = rng.permutation(self.size)
     return self._orders[key]
 
-  def at(self, seed: int, positions: np.ndarray) -> Prompts:
-    positions = np.asarray(positions, np.int64)
-    epochs, offsets = np.divmod(positions, self.size)
-    rows = np.zeros(len(positions), np.int64)
+  def rows(self, seed: int, positions: np.ndarray) -> np.ndarray:
+    """Rows of the set, int64 [k], that lie at these positions."""
+    epochs, offsets = np.divmod(np.asarray(positions, np.int64), self.size)
+    rows = np.zeros(len(epochs), np.int64)
     for epoch in np.unique(epochs):
       here = epochs == epoch
       rows[here] = self._order(seed, int(epoch))[offsets[here]]
-    prompts = self._prompts.take(rows)
-    prompts.positions = positions
+    return rows
+
+  def at(self, seed: int, positions: np.ndarray) -> Prompts:
+    prompts = self._prompts.take(self.rows(seed, positions))
+    prompts.positions = np.asarray(positions, np.int64)
     return prompts
 
 

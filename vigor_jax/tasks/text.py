@@ -1,0 +1,211 @@
+"""Tasks made of texts: options, rendering, lengths, splits, warm start.
+
+Loaders (`jsonl.py`, `datasets.py`, `procedural.py`) bring lists of examples;
+this module renders them, registers a seqio Task that tokenises and filters
+them, and reads it into memory once.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from vigor_jax.tasks import base, records, templates, vocabularies
+from vigor_jax.tasks.characters import Vocabulary
+from vigor_jax.tasks.stream import FixedSource, Prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Fields of `config.task` that all text tasks share.
+
+  Attributes:
+    tokenizer: a folder with tokenizer.json, that file, or a .gguf file;
+      empty: bytes.
+    template: a name in `templates.TEMPLATES`; empty: the task's own.
+    max_prompt_length: in tokens of the rendered prompt; exactly as many are
+      kept, longer prompts are dropped and counted.
+    max_completion_length: in tokens, EOS included.
+    skip_malformed: count records that cannot be used instead of stopping.
+    stop_strings: texts that end a completion, besides EOS; separated by "|".
+  """
+
+  tokenizer: str = ""
+  template: str = ""
+  max_prompt_length: int = 1024
+  max_completion_length: int = 1024
+  skip_malformed: bool = False
+  stop_strings: str = ""
+
+  def validate(self) -> None:
+    """Raises ValueError that names the field and the legal values."""
+    if self.template:
+      templates.check(self.template)
+    for name in ("max_prompt_length", "max_completion_length"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+    if self.stop_strings and not all(self.stop_strings.split("|")):
+      raise ValueError(
+        f"stop_strings must not hold an empty one, got {self.stop_strings!r}"
+      )
+
+
+def split_by_text(
+  examples: list[records.Example], held_out_share: float
+) -> tuple[list[records.Example], list[records.Example]]:
+  """(training, held out), by a hash of the prompt: doubles fall together."""
+  parts = ([], [])
+  for example in examples:
+    digest = hashlib.sha256(example.prompt.encode()).digest()
+    value = int.from_bytes(digest[:8], "little") / 2**64
+    parts[value < held_out_share].append(example)
+  return parts
+
+
+def _as_seqio(
+  examples: list[records.Example], texts: list[str]
+) -> Iterator[dict[str, Any]]:
+  for uid, (example, text) in enumerate(zip(examples, texts)):
+    target = example.answer if example.completion is None else example.completion
+    yield {
+      "inputs": text,
+      "targets": target,
+      "answer": example.answer,
+      "metadata": json.dumps(example.metadata),
+      "uid": uid,
+    }
+
+
+@dataclasses.dataclass
+class _Imitation:
+  """Warm-start batches over the rows whose completion is short enough."""
+
+  source: FixedSource
+  prompts: list[np.ndarray]
+  completions: list[np.ndarray]
+
+  def __call__(self, seed: int, step: int, batch: int) -> base.SftBatch:
+    positions = np.arange(step * batch, (step + 1) * batch)
+    rows = self.source.rows(seed, positions).tolist()
+    return [self.prompts[i] for i in rows], [self.completions[i] for i in rows]
+
+
+def _no_held_out(name: str):
+  def held_out(n: int) -> Prompts:
+    raise ValueError(f"task {name!r} has no evaluation split")
+
+  return held_out
+
+
+def _held_out(name: str, prompts: Prompts):
+  def held_out(n: int) -> Prompts:
+    # A finite benchmark is used whole; it has no more to give.
+    return prompts.take(range(min(n, len(prompts))))
+
+  return held_out
+
+
+def _drop_all(name: str, split: str, texts, vocabulary: Vocabulary, limit: int):
+  shortest = min(len(vocabulary.encode(t)) for t in texts)
+  raise ValueError(
+    f"task {name!r}: all {len(texts)} {split} prompts are longer than"
+    f" max_prompt_length={limit}; the shortest rendered prompt has {shortest}"
+    " tokens"
+  )
+
+
+def build(
+  name: str,
+  options: Options,
+  *,
+  train: records.Loaded,
+  evaluation: records.Loaded | None,
+  template: str,
+  reward: str,
+) -> base.Task:
+  """The task of these examples.
+
+  Args:
+    name: the task's short name.
+    options: the shared fields are read from it.
+    train: training examples.
+    evaluation: held-out examples, if there are any.
+    template: used unless the options name one.
+    reward: default reward function.
+
+  Raises:
+    ValueError: a template the vocabulary cannot render, or no prompt that is
+      short enough.
+  """
+  from vigor_jax.tasks import seqio_tasks
+
+  vocabulary = vocabularies.load(options.tokenizer)
+  template = options.template or template
+  splits = {"train": train}
+  if evaluation is not None and evaluation.examples:
+    splits["evaluation"] = evaluation
+  texts = {
+    split: [
+      templates.render(template, e.prompt, vocabulary) for e in loaded.examples
+    ]
+    for split, loaded in splits.items()
+  }
+
+  digest = hashlib.sha256(base.options_digest(options).encode())
+  for split, loaded in splits.items():
+    for example, text in zip(loaded.examples, texts[split]):
+      digest.update(text.encode() + b"\0" + example.answer.encode() + b"\0")
+  full_name = f"vigor_{name}_{digest.hexdigest()[:8]}"
+
+  def seqio_builder():
+    return seqio_tasks.register(
+      full_name,
+      vocabulary,
+      lambda split, seed: _as_seqio(splits[split].examples, texts[split]),
+      {split: len(texts[split]) for split in splits},
+      options.max_prompt_length,
+    )
+
+  counts, kept, targets = {}, {}, {}
+  for split, loaded in splits.items():
+    read = seqio_tasks.read(seqio_builder(), split)
+    kept[split], targets[split] = read
+    counts[f"{split}/records"] = len(loaded.examples) + loaded.skipped
+    counts[f"{split}/malformed"] = loaded.skipped
+    counts[f"{split}/doubles"] = loaded.doubles
+    counts[f"{split}/too_long"] = len(loaded.examples) - len(kept[split])
+    counts[f"{split}/prompts"] = len(kept[split])
+    if not len(kept[split]):
+      limit = options.max_prompt_length
+      _drop_all(name, split, texts[split], vocabulary, limit)
+
+  limit = options.max_completion_length
+  rows = [i for i, t in enumerate(targets["train"]) if len(t) <= limit]
+  counts["warm_start/too_long"] = len(targets["train"]) - len(rows)
+  imitation = None
+  if rows:
+    prompts = kept["train"].take(rows)
+    completions = [targets["train"][i] for i in rows]
+    imitation = _Imitation(FixedSource(prompts), prompts.tokens, completions)
+  has_evaluation = "evaluation" in kept
+  return base.Task(
+    name=full_name,
+    vocabulary=vocabulary,
+    stop_ids=vocabulary.eos_ids,
+    max_prompt_length=options.max_prompt_length,
+    max_completion_length=options.max_completion_length,
+    reward=reward,
+    source=FixedSource(kept["train"]),
+    held_out=(
+      _held_out(name, kept["evaluation"])
+      if has_evaluation
+      else _no_held_out(name)
+    ),
+    seqio_builder=seqio_builder,
+    warm_start=imitation,
+    stop_strings=tuple(s for s in options.stop_strings.split("|") if s),
+    counts=counts,
+  )
