@@ -69,7 +69,6 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     mode="",  # Passed on to rewards that have modes ("binary", "fraction").
     noise=0.0,  # Probability with which a verdict is flipped.
     workers=0,  # Processes for rewards that are not cheap; 0: one per core.
-    timeout=10.0,  # Seconds after which a verdict counts as failed.
   )
 
   config.model = config_dict.create(

@@ -177,6 +177,20 @@ class Sampler:
     self.chunks = 0
     self.prefilled = 0
 
+  def warm_up(self, params) -> None:
+    """Compiles every program before the first step, drawing nothing."""
+    n = self.settings.prefill_batch
+    nowhere = np.full(n, self.settings.prefixes, np.int32)
+    for bucket in self.settings.prompt_buckets:
+      self._prefixes = self._prefill(
+          params, self._prefixes, np.zeros((n, bucket), np.int32),
+          np.ones(n, np.int32), nowhere)
+    self.begin(0)
+    self._slots, self._out = self._decode(
+        params, self._prefixes, self._slots, self._out, self._queue,
+        np.int32(0), np.int32(0), self._step_key, self._stop_ids)
+    self.begin(0)
+
   def check_prompt(self, length: int, what: str = "prompt") -> None:
     """Raises ValueError for a prompt that fits no bucket."""
     limit = self.settings.prompt_buckets[-1]

@@ -1,0 +1,152 @@
+"""From a step's rollouts to packed micro-batches: advantages and weights.
+
+Groups are ids, never positions in an array: prompts may have any number of
+rollouts, in any order. Rollouts whose advantage is zero have no gradient
+unless a KL term is on, so they are left out of the update (they still count
+in every mean).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Sequence
+
+import numpy as np
+
+from vigor_jax.policy import advantages as advantages_lib
+from vigor_jax.policy import aggregators
+from vigor_jax.policy import losses
+from vigor_jax.policy import packing
+
+_MINIBATCH_PURPOSE = 0x6D696E69  # "mini": keeps this Philox stream apart
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+  """How rewards become per-rollout coefficients.
+
+  Attributes:
+    loss: decides whether a rollout has one term or one per token.
+    advantage: name in advantages.ADVANTAGES.
+    aggregator: name in aggregators.AGGREGATORS.
+    denominator: "all" or "informative".
+    eps, ddof: of the standard deviation (advantage "grpo").
+    keep_all: keep rollouts with zero advantage (a KL term needs them).
+    minibatches: optimiser steps that share the rollouts out among them.
+    row_length, rows_per_micro: shape of a packed micro-batch.
+    max_new_tokens: longest completion.
+  """
+
+  loss: str
+  advantage: str
+  aggregator: str
+  denominator: str
+  eps: float
+  ddof: int
+  keep_all: bool
+  minibatches: int
+  row_length: int
+  rows_per_micro: int
+  max_new_tokens: int
+
+  def max_micro(self, budget: int) -> int:
+    """Micro-batches that always suffice: a row holds at least one rollout."""
+    share = -(-budget // self.minibatches)
+    return -(-share // self.rows_per_micro)
+
+
+@dataclasses.dataclass(frozen=True)
+class Minibatch:
+  """One optimiser step's worth of packed rollouts."""
+
+  packed: packing.Packed
+  num_micro: int
+  denominator: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """A step's minibatches and what was computed on the way.
+
+  Attributes:
+    minibatches: in the order of their optimiser steps.
+    advantages: float32 [N] in canonical order (group, sample).
+    order: int64 [N] rows of the buffer in that order.
+    active: rollouts in the update.
+    useful_share: packed slots that hold a token.
+  """
+
+  minibatches: list[Minibatch]
+  advantages: np.ndarray
+  order: np.ndarray
+  active: int
+  useful_share: float
+
+
+def round_index(round_counts: Sequence[np.ndarray], group: np.ndarray,
+                sample: np.ndarray) -> np.ndarray:
+  """Round (0-based) in which each rollout was asked for, int [N].
+
+  round_counts: per round, rollouts granted to each group.
+  """
+  granted = np.cumsum(np.stack(round_counts), axis=0)
+  return (sample[None] >= granted[:, group]).sum(0)
+
+
+def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
+               estimator: Estimator, *, seed: int, step: int) -> Batch:
+  """Advantages by prompt id, weights, minibatches, packed rows.
+
+  Args:
+    buffer: the step's RolloutBuffer, complete.
+    groups: the step's Groups.
+    allocator: says which rollouts are trained on.
+    prompts: token ids per group.
+    estimator: see `Estimator`.
+    seed, step: address of the minibatch shuffle.
+  """
+  order = buffer.order()
+  group, sample = buffer.group[order], buffer.sample[order]
+  keep = allocator.keep_rollouts(groups, group, sample, buffer.reward[order])
+  order, group, sample = order[keep], group[keep], sample[keep]
+  rewards, lengths = buffer.shaped[order], buffer.lengths[order]
+  kwargs = {}
+  if estimator.advantage == "predictable":
+    kwargs["round_index"] = round_index(groups.round_counts, group, sample)
+  if estimator.advantage == "global_mean":
+    kwargs["history"] = groups.mean()[group]
+  advantage = advantages_lib.compute(
+      estimator.advantage, rewards, group, eps=estimator.eps,
+      ddof=estimator.ddof, **kwargs)
+  informative = advantages_lib.informative(rewards, group)
+
+  parts = [np.arange(len(order))]
+  if estimator.minibatches > 1:
+    rng = np.random.Generator(np.random.Philox(
+        key=[seed, _MINIBATCH_PURPOSE], counter=[0, 0, 0, step]))
+    parts = np.array_split(rng.permutation(len(order)),
+                           estimator.minibatches)
+  minibatches, active, shares = [], 0, []
+  for part in parts:
+    part = np.sort(part)
+    weight, denominator = aggregators.weights(
+        estimator.aggregator, group[part], lengths[part],
+        budget=max(len(part), 1),
+        max_new_tokens=estimator.max_new_tokens,
+        num_prompts=max(len(np.unique(group[part])), 1),
+        denominator=estimator.denominator, informative=informative[part],
+        level=losses.LOSSES[estimator.loss].level)
+    use = np.ones(len(part), bool)
+    if not estimator.keep_all:
+      use = (advantage[part] != 0) & (weight != 0)
+    rows = part[use]
+    packed, num_micro = packing.pack(
+        group[rows], prompts, buffer.tokens[order[rows]], lengths[rows],
+        advantage[rows], weight[use], buffer.logprobs[order[rows]],
+        row_length=estimator.row_length,
+        rows_per_micro=estimator.rows_per_micro,
+        max_micro=estimator.max_micro(buffer.budget))
+    minibatches.append(Minibatch(packed, num_micro, denominator))
+    active += len(rows)
+    shares.append(packing.useful_share(packed))
+  return Batch(minibatches, advantage, order, active, float(np.mean(shares)))

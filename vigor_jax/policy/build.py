@@ -1,0 +1,75 @@
+"""From a configuration to the policy's sizes, samplers and updaters."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from vigor_jax.policy import batch as batch_lib
+from vigor_jax.policy import transformer
+from vigor_jax.policy import update as update_lib
+from vigor_jax.sampling import sampler as sampler_lib
+
+
+def sizes_of(config, vocab_size: int) -> transformer.Sizes:
+  """Sizes of `config.model`; a vocabulary of 0 means the task's.
+
+  Raises:
+    ValueError: the model's vocabulary is smaller than the task's.
+  """
+  values = dict(config.model.sizes)
+  values["vocab"] = values["vocab"] or vocab_size
+  if values["vocab"] < vocab_size:
+    raise ValueError(
+        f"model.sizes.vocab={values['vocab']} is smaller than the task's "
+        f"vocabulary of {vocab_size} ids")
+  fields = {f.name for f in dataclasses.fields(transformer.Sizes)}
+  return transformer.Sizes(
+      **{k: v for k, v in values.items() if k in fields},
+      dtype=config.model.dtype, param_dtype=config.model.param_dtype)
+
+
+def sampler_settings(config, max_prompts: int) -> sampler_lib.Settings:
+  """Static shapes of the sampler for an allocator of `max_prompts`."""
+  s = config.sampling
+  prefixes = s.prefixes or max(max_prompts, s.slots)
+  return sampler_lib.Settings(
+      slots=s.slots, chunk=min(s.chunk, s.max_new_tokens),
+      chunks_per_dispatch=s.chunks_per_dispatch,
+      max_new_tokens=s.max_new_tokens,
+      prompt_buckets=tuple(s.prompt_buckets), prefill_batch=s.prefill_batch,
+      prefixes=max(prefixes, max_prompts), queue=config.rollout_budget,
+      cache_dtype=s.cache_dtype or config.model.dtype)
+
+
+def objective_of(config) -> update_lib.Objective:
+  """The loss of `config.policy`."""
+  policy = config.policy
+  single = policy.updates_per_step * policy.minibatches == 1
+  old = policy.old_logprobs
+  if old == "trainer" and single:
+    old = "current"  # Nothing moves before the only update: ratio 1.
+  return update_lib.Objective(
+      loss=policy.loss, clip_low=policy.clip_low, clip_high=policy.clip_high,
+      old=old, kl_form=policy.kl.form, kl_coef=policy.kl.coef,
+      importance_cap=policy.rollout_is_cap,
+      temperature=config.sampling.temperature, remat=policy.remat)
+
+
+def optimizer_of(config) -> update_lib.OptimizerOptions:
+  """The optimiser of `config.optimizer`, without its learning rate."""
+  o = config.optimizer
+  return update_lib.OptimizerOptions(
+      name=o.name, b1=o.b1, b2=o.b2, eps=o.eps, weight_decay=o.weight_decay,
+      clip_norm=o.clip_norm)
+
+
+def estimator_of(config) -> batch_lib.Estimator:
+  """How rewards become coefficients under `config.policy`."""
+  policy = config.policy
+  return batch_lib.Estimator(
+      loss=policy.loss, advantage=policy.advantage,
+      aggregator=policy.aggregator, denominator=policy.denominator,
+      eps=policy.advantage_eps, ddof=policy.ddof,
+      keep_all=policy.kl.coef > 0, minibatches=policy.minibatches,
+      row_length=policy.row_length, rows_per_micro=policy.rows_per_microbatch,
+      max_new_tokens=config.sampling.max_new_tokens)

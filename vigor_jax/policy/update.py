@@ -1,0 +1,347 @@
+"""The policy-gradient step: one jitted, donated program per run.
+
+    gradient = sum over micro-batches of d/dθ sum(weight * terms)
+    step     = optimiser(gradient / denominator)
+
+Micro-batches run in a `while_loop` on the device whose trip count is data, so
+a step with few informative rollouts costs little and nothing recompiles.
+Everything that varies (advantages, weights, denominator, learning rate) is an
+argument; only shapes and the objective's form are static.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vigor_jax.policy import logprobs as logprobs_lib
+from vigor_jax.policy import losses
+from vigor_jax.policy import packing
+from vigor_jax.policy import transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """The static part of the loss.
+
+  Attributes:
+    loss: name in losses.LOSSES.
+    clip_low, clip_high: clip range around ratio 1.
+    old: where the ratio's denominator comes from: "sampler", "trainer"
+      (scored before the step's first update) or "current" (the only update of
+      the step: old log-probs are the current ones, ratio exactly 1).
+    kl_form: "k1", "k2", "k3"; used when kl_coef > 0.
+    kl_coef: coefficient of the KL term against the reference; 0 = none.
+    importance_cap: truncated importance weight for the sampler/trainer gap;
+      0 = off.
+    temperature: the sampling temperature the log-probs are taken at.
+    remat: recompute layers in the backward pass.
+  """
+
+  loss: str = "grpo"
+  clip_low: float = 0.2
+  clip_high: float = 0.2
+  old: str = "sampler"
+  kl_form: str = "k3"
+  kl_coef: float = 0.0
+  importance_cap: float = 0.0
+  temperature: float = 1.0
+  remat: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerOptions:
+  """Optimiser of a run; the learning rate is an argument of each update.
+
+  Attributes:
+    name: "adamw", "adam" or "sgd".
+    b1, b2, eps: Adam's moments and epsilon (b1 is SGD's momentum).
+    weight_decay: decoupled decay of matrices; norms and biases are exempt.
+    clip_norm: global gradient norm limit; 0 = none.
+  """
+
+  name: str = "adamw"
+  b1: float = 0.9
+  b2: float = 0.99
+  eps: float = 1e-8
+  weight_decay: float = 0.0
+  clip_norm: float = 1.0
+
+
+class TrainState(NamedTuple):
+  """What an update changes."""
+
+  params: Any
+  opt_state: Any
+
+
+def _decayed(params):
+  """True for matrices, False for norms and biases."""
+  return jax.tree_util.tree_map_with_path(
+      lambda path, _: not any(
+          "scale" in str(p) or "bias" in str(p) for p in path), params)
+
+
+def optimizer(options: OptimizerOptions) -> optax.GradientTransformation:
+  """The chain without its learning rate."""
+  parts = []
+  if options.clip_norm:
+    parts.append(optax.clip_by_global_norm(options.clip_norm))
+  if options.name in ("adam", "adamw"):
+    parts.append(optax.scale_by_adam(options.b1, options.b2, options.eps))
+  elif options.name == "sgd":
+    parts.append(optax.trace(options.b1) if options.b1 else optax.identity())
+  else:
+    raise ValueError(f"optimizer.name={options.name!r}: adamw, adam or sgd")
+  if options.name == "adamw" and options.weight_decay:
+    parts.append(optax.add_decayed_weights(options.weight_decay, _decayed))
+  return optax.chain(*parts)
+
+
+def learning_rate(step: int, *, peak: float, warmup_steps: int,
+                  total_steps: int, schedule: str) -> float:
+  """Learning rate of 0-based update `step`.
+
+  Linear warm-up to the peak, then "constant", or "linear"/"cosine" decay to
+  zero at total_steps.
+  """
+  if step < warmup_steps:
+    return peak * (step + 1) / warmup_steps
+  if schedule == "constant":
+    return peak
+  span = max(1, total_steps - warmup_steps)
+  done = min(1.0, (step - warmup_steps) / span)
+  if schedule == "linear":
+    return peak * (1 - done)
+  if schedule == "cosine":
+    return peak * 0.5 * (1 + float(np.cos(np.pi * done)))
+  raise ValueError(f"optimizer.schedule={schedule!r}: constant, linear or "
+                   "cosine")
+
+
+class Updater:
+  """Jitted update and scoring of one model under one objective.
+
+  Args:
+    graph: nnx graph of the transformer.
+    objective: form of the loss.
+    options: optimiser.
+
+  The compiled programs are shared by all updaters with equal arguments.
+  """
+
+  def __init__(self, graph, objective: Objective, options: OptimizerOptions):
+    losses.default_clips(objective.loss)  # Raises on an unknown name.
+    self.objective = objective
+    self.tx = optimizer(options)
+    self._init, self._update, self._score = _programs(graph, objective,
+                                                      options)
+
+  def init(self, params) -> TrainState:
+    """Fresh optimiser state around `params`."""
+    return TrainState(params, self._init(params))
+
+  def abstract_opt(self, params):
+    """Shapes of the optimiser state of `params`."""
+    return jax.eval_shape(self.tx.init, params)
+
+  def state(self, params, opt_state) -> TrainState:
+    """A restored state."""
+    return TrainState(params, opt_state)
+
+  def update(self, state: TrainState, batch: packing.Packed, num_micro: int,
+             denominator: float, rate: float, *, old=None, reference=None
+             ) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One optimiser step. The state is donated.
+
+    Args:
+      batch: [M, R, T] micro-batches, the first `num_micro` in use.
+      denominator: what the summed terms are divided by.
+      rate: learning rate.
+      old: float32 [M, R, T] trainer log-probs when objective.old is
+        "trainer".
+      reference: float32 [M, R, T] reference log-probs when kl_coef > 0.
+
+    Returns:
+      (state, metrics as device scalars: loss, grad_norm, clip_share,
+      ratio_max_deviation, sampler_trainer_logprob_gap, entropy, kl).
+    """
+    old = batch.sampler_logprobs if old is None else old
+    reference = batch.sampler_logprobs if reference is None else reference
+    return self._update(state, batch, old, reference, np.int32(num_micro),
+                        np.float32(denominator), np.float32(rate))
+
+  def score(self, params, batch: packing.Packed, num_micro: int) -> jax.Array:
+    """Log-probs float32 [M, R, T] of completion tokens, 0 elsewhere."""
+    return self._score(params, batch, np.int32(num_micro))
+
+
+def micro_logprobs(model: transformer.Transformer, micro: packing.Packed,
+                   objective: Objective) -> tuple[jax.Array, jax.Array]:
+  """(logprobs, entropy) float32 [R, T] of a packed micro-batch [R, T]."""
+  mask = packing.packed_mask(micro.prompt, micro.segment)
+
+  def attend(layer, q, k, v):
+    del layer
+    return transformer.grouped_attention(q, k, v, mask), None
+
+  hidden, _ = model(micro.tokens, micro.positions, attend,
+                    remat=objective.remat)
+  with jax.named_scope("logprobs"):
+    hidden = jnp.take_along_axis(hidden, micro.source[..., None], axis=1)
+    r, t, d = hidden.shape
+    logprobs, entropy = logprobs_lib.token_logprobs(
+        hidden.reshape(r * t, d), model.output_head(),
+        micro.tokens.reshape(-1), objective.temperature)
+  return logprobs.reshape(r, t), entropy.reshape(r, t)
+
+
+def _micro_loss(params, graph, objective: Objective, micro, old, reference):
+  """Summed loss of a micro-batch and its metric sums."""
+  logprobs, entropy = micro_logprobs(nnx.merge(graph, params), micro,
+                                     objective)
+  mask = micro.segment > 0
+  if objective.old == "current":
+    old = jax.lax.stop_gradient(logprobs)
+  terms, clipped = losses.token_loss(
+      objective.loss, logprobs, old, micro.advantages, mask, micro.segment,
+      clip_low=objective.clip_low, clip_high=objective.clip_high)
+  if objective.importance_cap:
+    terms = terms * losses.truncated_importance_weight(
+        old, micro.sampler_logprobs, mask, objective.importance_cap)
+  kl_sum = jnp.zeros(())
+  if objective.kl_coef:
+    kl = losses.kl(objective.kl_form, logprobs, reference, mask)
+    if losses.LOSSES[objective.loss].level == "sequence":
+      # Sequence weights count a rollout once: spread KL over its tokens.
+      ones = mask.astype(jnp.float32)
+      count = losses.segment_sum(ones, micro.segment)
+      kl = kl / jnp.maximum(count, 1.0)
+    terms = terms + objective.kl_coef * kl
+    kl_sum = jnp.sum(jnp.where(mask, kl, 0.0))
+  loss = jnp.sum(jnp.where(mask, micro.weights * terms, 0.0))
+  gap = jnp.where(mask, jnp.abs(logprobs - micro.sampler_logprobs), 0.0)
+  count = jnp.sum(mask)
+  sums = dict(tokens=count, clipped=jnp.sum(clipped),
+              entropy=jnp.sum(jnp.where(mask, entropy, 0.0)), kl=kl_sum)
+  peaks = dict(
+      ratio=losses.ratio_max_deviation(logprobs, old, mask),
+      gap=jnp.max(gap))
+  return loss, (jax.lax.stop_gradient(sums), jax.lax.stop_gradient(peaks))
+
+
+@functools.lru_cache(maxsize=None)
+def _programs(graph, objective: Objective, options: OptimizerOptions):
+  tx = optimizer(options)
+  grad = jax.value_and_grad(_micro_loss, has_aux=True)
+
+  def update(state, batch, old, reference, num_micro, denominator, rate):
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32),
+                         state.params)
+    carry = (jnp.int32(0), zeros, jnp.zeros(()),
+             dict(tokens=jnp.int32(0), clipped=jnp.int32(0),
+                  entropy=jnp.zeros(()), kl=jnp.zeros(())),
+             dict(ratio=jnp.zeros(()), gap=jnp.zeros(())))
+
+    def body(carry):
+      i, grads, loss, sums, peaks = carry
+      take = lambda a: jax.lax.dynamic_index_in_dim(a, i, 0, False)
+      micro = packing.Packed(*map(take, batch))
+      (value, (more, tops)), new = grad(
+          state.params, graph, objective, micro, take(old), take(reference))
+      grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, new)
+      return (i + 1, grads, loss + value, jax.tree.map(jnp.add, sums, more),
+              jax.tree.map(jnp.maximum, peaks, tops))
+
+    _, grads, loss, sums, peaks = jax.lax.while_loop(
+        lambda c: c[0] < num_micro, body, carry)
+    with jax.named_scope("optimizer"):
+      grads = jax.tree.map(lambda g: g / denominator, grads)
+      norm = optax.global_norm(grads)
+      updates, opt_state = tx.update(grads, state.opt_state, state.params)
+      params = jax.tree.map(
+          lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
+    tokens = jnp.maximum(sums["tokens"], 1)
+    metrics = {
+        "loss": loss / denominator,
+        "grad_norm": norm,
+        "clip_share": sums["clipped"] / tokens,
+        "ratio_max_deviation": peaks["ratio"],
+        "sampler_trainer_logprob_gap": peaks["gap"],
+        "entropy": sums["entropy"] / tokens,
+        "kl": sums["kl"] / tokens,
+    }
+    return TrainState(params, opt_state), metrics
+
+  def score(params, batch, num_micro):
+    model = nnx.merge(graph, params)
+    out = jnp.zeros(batch.tokens.shape, jnp.float32)
+
+    def body(carry):
+      i, out = carry
+      take = lambda a: jax.lax.dynamic_index_in_dim(a, i, 0, False)
+      micro = packing.Packed(*map(take, batch))
+      logprobs, _ = micro_logprobs(model, micro, objective)
+      logprobs = jnp.where(micro.segment > 0, logprobs, 0.0)
+      return i + 1, jax.lax.dynamic_update_index_in_dim(out, logprobs, i, 0)
+
+    return jax.lax.while_loop(lambda c: c[0] < num_micro, body,
+                              (jnp.int32(0), out))[1]
+
+  return (jax.jit(tx.init), jax.jit(update, donate_argnums=(0,)),
+          jax.jit(score))
+
+
+def to_host(metrics: dict[str, jax.Array]) -> dict[str, float]:
+  """Waits for an update and returns its metrics as floats."""
+  return {k: float(v) for k, v in jax.device_get(metrics).items()}
+
+
+def run_updates(updater: Updater, state: TrainState, batch, config,
+                step: int, reference) -> tuple[TrainState, dict[str, float]]:
+  """All optimiser steps of one training step.
+
+  Old log-probs are fixed for the step: with several updates and
+  `old_logprobs="trainer"` every minibatch is scored before the first update.
+
+  Args:
+    batch: batch.Batch.
+    config: the run's configuration.
+    step: 0-based training step.
+    reference: parameters of the KL reference, or None.
+
+  Returns:
+    (state, metrics averaged over updates; ratio and gap are maxima).
+  """
+  policy, rates = config.policy, config.optimizer
+  score = lambda params, mb: updater.score(params, mb.packed, mb.num_micro)
+  olds = references = [None] * len(batch.minibatches)
+  if updater.objective.old == "trainer":
+    olds = [score(state.params, mb) for mb in batch.minibatches]
+  if reference is not None:
+    references = [score(reference, mb) for mb in batch.minibatches]
+  per_step = policy.updates_per_step * policy.minibatches
+  results = []
+  for _ in range(policy.updates_per_step):
+    for mb, old, ref in zip(batch.minibatches, olds, references):
+      rate = learning_rate(
+          step * per_step + len(results), peak=rates.learning_rate,
+          warmup_steps=rates.warmup_steps * per_step,
+          total_steps=config.total_steps * per_step,
+          schedule=rates.schedule)
+      state, metrics = updater.update(
+          state, mb.packed, mb.num_micro, mb.denominator, rate, old=old,
+          reference=ref)
+      results.append(metrics)
+  results = [to_host(r) for r in results]
+  peaks = ("ratio_max_deviation", "sampler_trainer_logprob_gap")
+  return state, {
+      key: float((max if key in peaks else np.mean)([r[key] for r in results]))
+      for key in results[0]}

@@ -1,0 +1,190 @@
+"""What a run leaves behind while it goes: lines, samples, checkpoints.
+
+    config.json     resolved configuration
+    metrics.jsonl   the record (docs/metrics.md), and TensorBoard events
+    groups.jsonl    sizes and reward sums of every step's groups
+    samples.jsonl   sample completions of every evaluation
+    checkpoints/    everything needed to continue
+    summary.json    written last: the run is complete
+
+All of them continue after a kill without a gap or a double: opening a record
+at the checkpoint's step drops later lines, which the run then writes again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from typing import Any, Mapping
+
+import jax
+
+from vigor_jax import checkpoints
+from vigor_jax import compilation
+from vigor_jax import metrics as metrics_lib
+from vigor_jax import progress as progress_lib
+from vigor_jax.config import loading
+
+CONFIG_FILE = "config.json"
+SUMMARY_FILE = "summary.json"
+
+
+class Interrupted(Exception):
+  """A signal asked the run to stop; its state is saved.
+
+  Attributes:
+    signum: the signal; step: steps done; workdir: the run's folder.
+  """
+
+  def __init__(self, signum: int, step: int, workdir: str):
+    super().__init__(f"stopped by {signal.Signals(signum).name} after step "
+                     f"{step}; saved in {workdir}")
+    self.signum, self.step, self.workdir = signum, step, workdir
+
+
+class Signals:
+  """Turns SIGTERM and Ctrl-C into a flag; a second Ctrl-C is immediate."""
+
+  def __init__(self):
+    self.signum = 0
+    self._old: dict[int, Any] = {}
+
+  def __enter__(self) -> Signals:
+    if threading.current_thread() is threading.main_thread():
+      for signum in (signal.SIGTERM, signal.SIGINT):
+        self._old[signum] = signal.signal(signum, self._on_signal)
+    return self
+
+  def __exit__(self, *unused) -> None:
+    for signum, handler in self._old.items():
+      signal.signal(signum, handler)
+
+  def _on_signal(self, signum, frame) -> None:
+    if self.signum and signum == signal.SIGINT:
+      raise KeyboardInterrupt
+    self.signum = signum
+    # Async-signal-safe enough: one write, no buffered file.
+    os.write(2, b"\nstopping after this step (Ctrl-C again: at once)\n")
+
+
+def check_config(config, workdir: str) -> list[str]:
+  """Compares a used workdir's configuration with the new one.
+
+  Returns:
+    Lines that report what changes (allowed fields only).
+
+  Raises:
+    ConfigError: the workdir belongs to another run; names the fields.
+  """
+  path = os.path.join(workdir, CONFIG_FILE)
+  if not os.path.exists(path):
+    return []
+  with open(path) as file:
+    old = loading.from_json(file.read(), path)
+  return [f"changed since the run began: {d}"
+          for d in loading.check_resume(old, config, workdir)]
+
+
+class Record:
+  """Files and console of one run; see the module's docstring."""
+
+  def __init__(self, config, workdir: str, *, quiet: bool = False,
+               progress: progress_lib.Progress | None = None,
+               total_steps: int):
+    self.config, self.workdir, self.quiet = config, workdir, quiet
+    self.total_steps = total_steps
+    os.makedirs(workdir, exist_ok=True)
+    metrics_lib.atomic_write(os.path.join(workdir, CONFIG_FILE),
+                             loading.to_json(config))
+    self.checkpoints = checkpoints.Checkpoints(workdir,
+                                               config.checkpoint.keep)
+    self.step = self.checkpoints.latest() or 0
+    self.counters = metrics_lib.Counters()
+    self.progress = progress or progress_lib.Progress(
+        total_steps, file=open(os.devnull, "w") if quiet else None)
+    self.resumed = self.checkpoints.latest() is not None
+    at = self.step if self.resumed else None
+    self.metrics = metrics_lib.MetricsWriter(workdir, at)
+    lines = lambda name: metrics_lib.JsonLines(
+        os.path.join(workdir, name), at)
+    self._groups, self._samples = lines("groups.jsonl"), lines(
+        "samples.jsonl")
+    self._summary_path = os.path.join(workdir, SUMMARY_FILE)
+    self._saved = self.step if self.resumed else -1
+    self.curve: list[dict[str, float]] = []
+    if self.resumed:
+      path = os.path.join(workdir, metrics_lib.METRICS_FILE)
+      self.curve = [line for line in metrics_lib.read_lines(path)
+                    if "eval/accuracy" in line]
+
+  def say(self, text: str) -> None:
+    """One line on the console."""
+    self.progress.say(text)
+
+  def restore(self, params_target, opt_target):
+    """(params, opt_state, host) of the step to continue from."""
+    params, opt_state, host = self.checkpoints.restore(
+        self.step, params_target, opt_target)
+    self.counters.load_state_dict(host["counters"])
+    self.say(f"resumed from step {self.step} in {self.workdir}")
+    return params, opt_state, host
+
+  def train_line(self, step: int, values: Mapping[str, Any]) -> None:
+    """Writes a training step's line and shows it."""
+    self.metrics.write(step, values)
+    self.progress.step(step, values)
+
+  def group_line(self, step: int, values: Mapping[str, Any]) -> None:
+    """Writes a step's groups."""
+    self._groups.append({"step": step, **values})
+
+  def evaluation(self, step: int, values: Mapping[str, Any],
+                 samples: list[dict[str, Any]]) -> None:
+    """Writes an evaluation, its samples, and shows it."""
+    line = {**self.counters.values(), **values}
+    self.metrics.write(step, line)
+    self._samples.append({"step": step, "samples": samples})
+    self.progress.evaluation(step, line)
+    self.curve.append({"step": step, **line})
+
+  def save(self, step: int, params, opt_state, host: Mapping[str, Any]
+           ) -> None:
+    """Checkpoints a step; the lines up to it are durable before."""
+    if step == self._saved:
+      return
+    self.metrics.sync()
+    self._groups.sync()
+    self._samples.sync()
+    host = {**host, "counters": self.counters.state_dict()}
+    self.checkpoints.save(step, params, opt_state, host)
+    self._saved = step
+
+  def finish(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Waits for the last checkpoint and writes summary.json."""
+    self.checkpoints.wait()
+    summary = {
+        "complete": True, "step": self.total_steps,
+        "total_steps": self.total_steps, **self.counters.values(), **values,
+        "compiles": compilation.count(), "backend": jax.default_backend(),
+        "devices": jax.device_count(), "curve": self.curve,
+    }
+    metrics_lib.atomic_write(self._summary_path, json.dumps(summary) + "\n")
+    return summary
+
+  def close(self) -> None:
+    """Closes every file; nothing is lost if this is never reached."""
+    self.metrics.close()
+    self._groups.close()
+    self._samples.close()
+    self.checkpoints.close()
+
+
+def read_summary(workdir: str) -> dict[str, Any] | None:
+  """The summary of a complete run, or None."""
+  path = os.path.join(workdir, SUMMARY_FILE)
+  if not os.path.exists(path):
+    return None
+  with open(path) as file:
+    return json.load(file)

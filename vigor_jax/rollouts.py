@@ -1,0 +1,199 @@
+"""One step's rollouts: rounds of requests, decoding and verdicts.
+
+Rounds and streaming share everything but who is asked when: a rule with
+rounds is asked at a barrier, a streaming rule whenever slots free up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from vigor_jax import allocation
+from vigor_jax import experiment as experiment_lib
+
+
+class _Window:
+  """A stream whose last peek is kept, so that it is tokenised once."""
+
+  def __init__(self, stream):
+    self._stream = stream
+    self.prompts = None
+
+  def peek(self, k: int):
+    self.prompts = self._stream.peek(k)
+    return self.prompts
+
+
+@dataclasses.dataclass
+class StepRollouts:
+  """A step's groups, their prompts and their rollouts.
+
+  Attributes:
+    groups, prompts, buffer: see allocation and tasks.
+    utilisation: useful row steps / (slots x decode steps).
+    prefilled: prompts run through the model.
+    decode_steps: decode steps of all slots.
+  """
+
+  groups: allocation.Groups
+  prompts: Any
+  buffer: allocation.RolloutBuffer
+  utilisation: float
+  prefilled: int
+  decode_steps: int
+
+  def metrics(self) -> dict[str, Any]:
+    """The step's reward/, groups/, rollouts/, allocation/ and slots/ keys."""
+    groups, size = self.groups, self.buffer.size
+    lengths = self.buffer.lengths[:size]
+    return {
+        "reward/mean": float(self.buffer.reward[:size].mean(dtype=float)),
+        "groups/opened": int(groups.opened.sum()),
+        "groups/mixed": groups.mixed_count(),
+        "groups/zero_variance_share": groups.zero_variance_share(),
+        "rollouts/zero_variance_share": groups.zero_variance_rollout_share(),
+        "rollouts/length": float(lengths.mean(dtype=float)),
+        "rollouts/truncated_share": float(
+            self.buffer.truncated[:size].mean(dtype=float)),
+        "allocation/rounds": [int(c.sum()) for c in groups.round_counts],
+        "allocation/largest_group": int(groups.counts.max()),
+        "allocation/variance_per_rollout": groups.variance_per_rollout(),
+        "slots/utilisation": self.utilisation,
+        "slots/decode_steps": self.decode_steps,
+        "slots/prefilled": self.prefilled,
+    }
+
+  def group_record(self) -> dict[str, Any]:
+    """The step's line of groups.jsonl: opened groups only."""
+    groups = self.groups
+    opened = np.flatnonzero(groups.opened)
+    metadata = [self.prompts.metadata[i] for i in opened]
+    levels = None
+    if all("level" in m for m in metadata):
+      levels = [m["level"] for m in metadata]
+    return {
+        "n": groups.n[opened].astype(int).tolist(),
+        "sum": np.round(groups.reward_sum[opened], 6).tolist(),
+        "round_counts": [c[opened].tolist() for c in groups.round_counts],
+        "levels": levels,
+    }
+
+
+class Collector:
+  """Collects a step's rollouts for one run."""
+
+  def __init__(self, parts: experiment_lib.Experiment):
+    self._parts = parts
+    sampling = parts.config.sampling
+    self._settings = dict(
+        temperature=sampling.temperature, top_k=sampling.top_k,
+        top_p=sampling.top_p, min_p=sampling.min_p)
+    self._window = _Window(parts.stream)
+
+  def collect(self, params, step: int, timer) -> StepRollouts:
+    """Draws and judges the rollouts of one step.
+
+    Args:
+      params: policy parameters.
+      step: 0-based training step, part of every rollout's address.
+      timer: measure.PhaseTimer.
+
+    Raises:
+      ValueError: a prompt does not fit, or a reward is not in [0, 1].
+    """
+    parts = self._parts
+    sampler, allocator = parts.sampler, parts.allocator
+    sampler.begin(step)
+    with timer("allocate"):
+      groups = allocator.begin(self._window, step)
+      buffer = allocation.RolloutBuffer(
+          parts.config.rollout_budget, sampler.settings.max_new_tokens,
+          groups)
+    self._prompts = self._window.prompts
+    draw = self._stream if allocator.streaming else self._rounds
+    draw(params, groups, buffer, timer)
+    return StepRollouts(groups, self._prompts, buffer, sampler.utilisation,
+                        sampler.prefilled, sampler.decode_steps)
+
+  def _rounds(self, params, groups, buffer, timer) -> None:
+    rounds = self._parts.allocator.rounds(groups)
+    while True:
+      with timer("allocate"):
+        request = next(rounds, None)
+      if request is None:
+        return
+      self._enqueue(params, groups, request, timer)
+      pending = []
+      decoding = self._parts.sampler.decode(params)
+      while True:
+        with timer("decode"):
+          rows = next(decoding, None)
+        if rows is None:
+          break
+        with timer("reward"):
+          pending.append((rows, self._submit(rows)))
+      self._settle(pending, groups, buffer, timer)
+
+  def _stream(self, params, groups, buffer, timer) -> None:
+    """A free slot asks the rule; verdicts are settled before it is asked.
+
+    Rows are handed over in logical time (chunk, then slot), so decisions do
+    not depend on when a verdict arrives.
+    """
+    pending = []
+
+    def ask(free: int) -> None:
+      self._settle(pending, groups, buffer, timer)
+      pending.clear()
+      while free > 0:
+        with timer("allocate"):
+          request = self._parts.allocator.grant(groups, free)
+        if request is None or not request.total:
+          return
+        self._enqueue(params, groups, request, timer)
+        free -= request.total
+
+    decoding = self._parts.sampler.decode(params, ask=ask)
+    while True:
+      with timer("decode"):
+        rows = next(decoding, None)
+      if rows is None:
+        return
+      with timer("reward"):
+        pending.append((rows, self._submit(rows)))
+
+  def _enqueue(self, params, groups, request, timer) -> None:
+    sampler = self._parts.sampler
+    with timer("prefill"):
+      if len(request.opened):
+        sampler.prefill(params, request.opened,
+                        [self._prompts.tokens[i] for i in request.opened])
+    with timer("allocate"):
+      chosen = np.flatnonzero(request.counts)
+      counts = request.counts[chosen]
+      group = np.repeat(chosen, counts)
+      first = groups.counts[chosen] - counts
+      ends = np.cumsum(counts)
+      within = np.arange(len(group)) - np.repeat(ends - counts, counts)
+      sampler.request(group, groups.positions[group],
+                      np.repeat(first, counts) + within, **self._settings)
+
+  def _submit(self, rows):
+    texts = self._parts.task.decode(rows.tokens, rows.lengths)
+    answers, metadata = self._prompts.answers, self._prompts.metadata
+    return self._parts.scorer.submit(
+        texts, [answers[g] for g in rows.group],
+        [metadata[g] for g in rows.group])
+
+  def _settle(self, pending, groups, buffer, timer) -> None:
+    """Waits for verdicts and adds the rows to the buffer."""
+    for rows, handle in pending:
+      with timer("reward"):
+        verdicts = experiment_lib.add_noise(
+            self._parts.config, self._parts.scorer.collect(handle),
+            groups.positions[rows.group], rows.sample)
+      with timer("allocate"):
+        buffer.add(rows, verdicts)

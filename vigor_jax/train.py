@@ -1,0 +1,300 @@
+"""Trains a policy with reinforcement learning from verifiable rewards.
+
+    python -m vigor_jax.train --config=configs/arithmetic.py \
+        --workdir=runs/arithmetic [--config.allocation.name=uniform ...]
+
+The step, top to bottom: the allocator opens prompts and asks for rollouts
+round by round, the sampler draws them, the reward judges them, and one policy
+update is made on groups of whatever sizes came out. The same command
+continues a run that was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from vigor_jax.config import cli
+
+_USAGE = """Trains a policy; the same command again continues the run.
+
+    python -m vigor_jax.train --config=FILE.py --workdir=DIR
+        [--config.allocation.name=uniform --config.seed=1 ...]
+"""
+SUMMARY_FILE = "summary.json"
+# Steps in which a process may compile: the first pays for every program, the
+# second for what donation changes.
+WARM_UP_STEPS = 2
+
+
+def train(config, workdir: str, *, quiet: bool = False, progress=None
+          ) -> dict[str, Any]:
+  """Runs, or continues, the run of `config` in `workdir`.
+
+  Args:
+    config: validated configuration.
+    workdir: the run's folder.
+    quiet: nothing on the console.
+    progress: a progress.Progress to use instead of the console's.
+
+  Returns:
+    The summary: cumulative rollouts, tokens, seconds, and the evaluation
+    curve. A complete run returns its stored summary at once.
+
+  Raises:
+    ConfigError: the workdir belongs to a run with other settings.
+    record.Interrupted: SIGTERM or Ctrl-C; the state is saved.
+    ValueError: something wrong with the task, reward or data.
+  """
+  from vigor_jax import record as record_lib
+  for line in record_lib.check_config(config, workdir):
+    if not quiet:
+      print(line, flush=True)
+  total = config.sft.steps if config.stage == "sft" else config.total_steps
+  summary = record_lib.read_summary(workdir)
+  if summary is not None and summary["total_steps"] == total:
+    if not quiet:
+      print(f"{workdir} is complete ({total} steps); raise total_steps to go "
+            "on", flush=True)
+    return summary
+
+  from vigor_jax import compilation
+  from vigor_jax import experiment
+  compilation.keep_programs(os.path.join(
+      os.path.dirname(os.path.abspath(workdir)), ".programs"))
+  parts = experiment.build(config)
+  record = record_lib.Record(config, workdir, quiet=quiet, progress=progress,
+                             total_steps=total)
+  loop = _supervised if config.stage == "sft" else _reinforce
+  try:
+    with parts.scorer, record_lib.Signals() as signals:
+      return loop(parts, record, signals)
+  finally:
+    record.close()
+
+
+# ----------------------------------------------------------------- set-up
+
+
+def initial_params(parts, workdir: str, say=print):
+  """Parameters at step 0, where `init_from` says."""
+  from vigor_jax import warm_start
+  config = parts.config
+  if config.init_from == "auto":
+    return parts.load_params(
+        warm_start.cached(config, parts.task, workdir, say))
+  if config.init_from:
+    return parts.load_params(config.init_from)
+  return parts.fresh_params(config.seed)
+
+
+def _start(parts, record, updater):
+  """(state, host record or None): restored, or at step 0."""
+  if record.resumed:
+    abstract = parts.abstract_params()
+    params, opt_state, host = record.restore(abstract,
+                                             updater.abstract_opt(abstract))
+    return updater.state(params, opt_state), host
+  return updater.init(initial_params(parts, record.workdir,
+                                     record.say)), None
+
+
+def _stop_if_asked(record, signals, step: int, save) -> None:
+  """On a signal: saves `step` and raises Interrupted."""
+  from vigor_jax import record as record_lib
+  if signals.signum:
+    save(step)
+    record.checkpoints.wait()
+    raise record_lib.Interrupted(signals.signum, step, record.workdir)
+
+
+# ------------------------------------------------------------ reinforcement
+
+
+def _reinforce(parts, record, signals) -> dict[str, Any]:
+  from vigor_jax import compilation
+  from vigor_jax import evaluate
+  from vigor_jax import measure
+  from vigor_jax import rollouts as rollouts_lib
+  from vigor_jax.policy import batch as batch_lib
+  from vigor_jax.policy import build as build_lib
+  from vigor_jax.policy import update as update_lib
+
+  config, sampler, stream = parts.config, parts.sampler, parts.stream
+  allocator, updater, counters = (parts.allocator, parts.updater,
+                                  record.counters)
+  estimator = build_lib.estimator_of(config)
+  every = config.evaluation.every_steps
+  state, host = _start(parts, record, updater)
+  if host is not None:
+    allocator.load_state_dict(host["allocator"])
+    stream.load_state_dict(host["stream"])
+  reference = None
+  if config.policy.kl.coef:
+    # The policy at step 0, the same after every restart.
+    reference = initial_params(parts, record.workdir, record.say)
+  evaluator = evaluate.Evaluator(config, parts.task, sampler,
+                                 parts.scorer.score)
+  collector = rollouts_lib.Collector(parts)
+  meter = measure.VarianceMeter(parts)
+
+  def save(step: int) -> None:
+    record.save(step, state.params, state.opt_state, dict(
+        stage="rl", allocator=allocator.state_dict(),
+        stream=stream.state_dict()))
+
+  def assess(step: int) -> None:
+    with counters.paused():
+      metrics, samples = evaluator(state.params, step)
+      record.evaluation(step, metrics, samples)
+
+  sampler.warm_up(state.params)
+  if record.step == 0 and every and not record.curve:
+    assess(0)
+  first, total = record.step, config.total_steps
+  counters.start()
+  record.progress.start(counters.tokens)
+  compiled = None
+  for step in range(first, total):
+    begun = time.perf_counter()
+    timer = measure.PhaseTimer()
+
+    # Rollouts: rounds of requests, prefills, decoding, verdicts.
+    step_rollouts = collector.collect(state.params, step, timer)
+    groups, buffer = step_rollouts.groups, step_rollouts.buffer
+
+    # Advantages by prompt id, and the update.
+    with timer("allocate"):
+      batch = batch_lib.make_batch(
+          buffer, groups, allocator, step_rollouts.prompts.tokens, estimator,
+          seed=config.seed, step=step)
+    evaluating = every and (step + 1) % every == 0
+    extra = {}
+    if evaluating and config.evaluation.fresh_rollouts:
+      with counters.paused(), timer.excluded():
+        extra = meter.measure(state.params, step, step_rollouts)
+    with timer("update"):
+      state, updated = update_lib.run_updates(
+          updater, state, batch, config, step, reference)
+
+    # The record.
+    with timer("allocate"):
+      stream.advance(groups.consumed)
+      allocator.end(groups)
+      meter.add(groups)
+    counters.add(buffer.size, int(buffer.lengths[: buffer.size].sum()))
+    line = {
+        **counters.values(), **step_rollouts.metrics(), **extra,
+        "policy/active_rollouts": batch.active,
+        "policy/useful_share": batch.useful_share,
+        **{f"policy/{k}": float(v) for k, v in updated.items()},
+        "compiles": compilation.count(),
+        **timer.metrics(time.perf_counter() - begun),
+    }
+    record.train_line(step + 1, line)
+    record.group_line(step + 1, step_rollouts.group_record())
+    for message in groups.messages:
+      record.say(f"warning: {message}")
+    if step - first == WARM_UP_STEPS - 1:
+      compiled = compilation.count()
+    elif compiled is not None and compilation.count() > compiled:
+      raise RuntimeError(
+          f"step {step + 1} compiled {compilation.count() - compiled} "
+          "program(s) after warm-up: some shape is not static. This is a bug "
+          "in vigor_jax or in an extension of it; the last checkpoint is "
+          "kept")
+
+    if evaluating or (step + 1 == total and every):
+      assess(step + 1)
+      if compiled is not None:
+        compiled = compilation.count()
+    if (step + 1) % config.checkpoint.every_steps == 0 or step + 1 == total:
+      save(step + 1)
+      if compiled is not None:
+        compiled = compilation.count()
+    _stop_if_asked(record, signals, step + 1, save)
+  return record.finish({"allocation": allocator.name,
+                        "reward": parts.scorer.name})
+
+
+# -------------------------------------------------------------- supervision
+
+
+def _supervised(parts, record, signals) -> dict[str, Any]:
+  from vigor_jax import compilation
+  from vigor_jax import evaluate
+  from vigor_jax import measure
+  from vigor_jax import warm_start
+  from vigor_jax.policy import update as update_lib
+
+  config, counters = parts.config, record.counters
+  updater = warm_start.make_updater(config, parts.graph)
+  state, _ = _start(parts, record, updater)
+  evaluator = evaluate.Evaluator(config, parts.task, parts.sampler,
+                                 parts.scorer.score)
+  every, total = config.evaluation.every_steps, config.sft.steps
+
+  def save(step: int) -> None:
+    record.save(step, state.params, state.opt_state, dict(stage="sft"))
+
+  counters.start()
+  record.progress.start(counters.tokens)
+  for step in range(record.step, total):
+    begun = time.perf_counter()
+    timer = measure.PhaseTimer()
+    with timer("allocate"):
+      packed, num_micro, tokens = warm_start.packed_batch(
+          config, parts.task, step)
+    rate = update_lib.learning_rate(
+        step, peak=config.sft.learning_rate,
+        warmup_steps=config.sft.warmup_steps, total_steps=total,
+        schedule=config.optimizer.schedule)
+    with timer("update"):
+      state, updated = updater.update(state, packed, num_micro, tokens, rate)
+    if step % 20 == 0 or step + 1 == total:
+      with timer("update"):
+        updated = update_lib.to_host(updated)
+      record.train_line(step + 1, {
+          **counters.values(), "sft/loss": updated["loss"],
+          "policy/grad_norm": updated["grad_norm"],
+          "policy/entropy": updated["entropy"],
+          "compiles": compilation.count(),
+          **timer.metrics(time.perf_counter() - begun)})
+    if every and ((step + 1) % every == 0 or step + 1 == total):
+      with counters.paused():
+        metrics, samples = evaluator(state.params, step + 1)
+        record.evaluation(step + 1, metrics, samples)
+    if (step + 1) % config.checkpoint.every_steps == 0 or step + 1 == total:
+      save(step + 1)
+    _stop_if_asked(record, signals, step + 1, save)
+  return record.finish({})
+
+
+# --------------------------------------------------------------------- main
+
+
+def main(argv) -> None:
+  args = cli.parse_flags(argv, _USAGE)
+  from vigor_jax import record as record_lib
+  from vigor_jax.config import pretty
+  print(pretty(args.config), flush=True)
+  try:
+    summary = train(args.config, args.workdir)
+  except record_lib.Interrupted as stop:
+    command = " ".join([sys.executable, "-m", "vigor_jax.train", *argv[1:]])
+    print(f"{stop}\nto go on:\n  {command}", flush=True)
+    sys.exit(128 + stop.signum)
+  except ValueError as error:
+    cli.exit_with_message(error)
+  from vigor_jax import report
+  path = report.build([args.workdir], args.workdir)
+  last = summary["curve"][-1]["eval/accuracy"] if summary["curve"] else None
+  shown = "" if last is None else f", accuracy {last:.3f}"
+  print(f"done: {summary['rollouts']} rollouts, {summary['seconds']:.0f} s"
+        f"{shown}; report: {path}", flush=True)
+
+
+if __name__ == "__main__":
+  main(sys.argv)

@@ -1,0 +1,130 @@
+"""The supervised warm start: stage=sft, and the cache behind init_from=auto.
+
+A warm start imitates a task's (possibly wrong) completions with the same
+packed update as RL: the loss is -log p, every advantage 1, the token mean. It
+is an ordinary run folder with checkpoints and metrics, killed and continued
+like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+
+import numpy as np
+
+from vigor_jax.policy import build as build_lib
+from vigor_jax.policy import packing
+from vigor_jax.policy import update as update_lib
+
+
+def config_of(config):
+  """The stage=sft configuration that `init_from="auto"` stands for.
+
+  Fields that only matter to RL go back to their defaults, so that runs which
+  differ in them share a warm start.
+  """
+  from vigor_jax.config import default_config
+  sft = default_config(config.task.name)
+  with sft.unlocked():
+    sft.stage = "sft"
+    sft.total_steps = config.sft.steps
+    sft.seed = config.sft.seed
+    for section in ("task", "model", "mesh", "sft", "sampling"):
+      sft[section] = config[section].copy_and_resolve_references()
+    sft.policy.row_length = config.policy.row_length
+    sft.policy.rows_per_microbatch = config.policy.rows_per_microbatch
+    sft.optimizer = config.optimizer.copy_and_resolve_references()
+    sft.optimizer.learning_rate = config.sft.learning_rate
+    sft.optimizer.warmup_steps = config.sft.warmup_steps
+    sft.evaluation.every_steps = max(1, config.sft.steps // 4)
+    sft.checkpoint.every_steps = max(1, config.sft.steps // 4)
+    sft.sft.cache_dir = ""
+  return sft
+
+
+def key_of(config, task) -> str:
+  """Names a warm start by what decides it: model, schedule and data.
+
+  The data enter by their content (the first batch), so that settings of the
+  task which only change the RL stream do not matter.
+  """
+  prompts, completions = task.sft_batches(config.sft.seed, 0, 16)
+  digest = hashlib.sha256()
+  for tokens in (*prompts, *completions):
+    digest.update(np.asarray(tokens, np.int32).tobytes() + b"|")
+  settings = {
+      "model": config.model.to_dict(),
+      "sft": {k: v for k, v in config.sft.to_dict().items()
+              if k != "cache_dir"},
+      "optimizer": {k: v for k, v in config.optimizer.to_dict().items()
+                    if k not in ("learning_rate", "warmup_steps")},
+      "vocabulary": task.vocabulary.vocab_size,
+  }
+  digest.update(json.dumps(settings, sort_keys=True, default=list).encode())
+  return digest.hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def _lock(path: str):
+  """Holds a file lock: two runs that share a warm start train it once."""
+  os.makedirs(os.path.dirname(path), exist_ok=True)
+  with open(path, "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+def cached(config, task, workdir: str, say=print) -> str:
+  """Folder of the finished warm start, trained first if it is not there.
+
+  Args:
+    config: an RL configuration with init_from="auto".
+    task: its task.
+    workdir: the run's folder; the cache is `sft.cache_dir`, or
+      "warm_starts" beside this folder.
+    say: prints a line.
+  """
+  from vigor_jax import train as train_lib
+  cache = config.sft.cache_dir or os.path.join(
+      os.path.dirname(os.path.abspath(workdir)), "warm_starts")
+  folder = os.path.join(cache, f"{config.task.name}-{key_of(config, task)}")
+  with _lock(folder + ".lock"):
+    if not os.path.exists(os.path.join(folder, train_lib.SUMMARY_FILE)):
+      say(f"warm start: {config.sft.steps} supervised steps in {folder}, "
+          "trained once and reused by every run with these settings")
+      train_lib.train(config_of(config), folder)
+  return folder
+
+
+def make_updater(config, graph) -> update_lib.Updater:
+  """-log p of the completions: reinforce with advantage 1."""
+  objective = update_lib.Objective(loss="reinforce", old="current",
+                                   remat=config.policy.remat)
+  return update_lib.Updater(graph, objective, build_lib.optimizer_of(config))
+
+
+def packed_batch(config, task, step: int) -> tuple[packing.Packed, int, float]:
+  """(micro-batches, how many are used, tokens) of one supervised step.
+
+  Raises:
+    ValueError: the task has no completions, or one does not fit a row.
+  """
+  size = config.sft.batch_size
+  prompts, completions = task.sft_batches(config.seed, step, size)
+  lengths = np.array([len(c) for c in completions], np.int64)
+  tokens = np.zeros((size, int(lengths.max())), np.int32)
+  for row, completion in zip(tokens, completions):
+    row[: len(completion)] = completion
+  ones = np.ones(size, np.float32)
+  rows = config.policy.rows_per_microbatch
+  packed, num_micro = packing.pack(
+      np.arange(size), prompts, tokens, lengths, ones, ones,
+      np.zeros(tokens.shape, np.float32),
+      row_length=config.policy.row_length, rows_per_micro=rows,
+      max_micro=-(-size // rows))
+  return packed, num_micro, float(lengths.sum())
+
+
