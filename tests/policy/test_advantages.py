@@ -33,9 +33,7 @@ def loop_reference(name, rewards, group, rounds, eps=1e-6, ddof=0):
     mean = math.fsum(values) / n
     if name == "predictable":
       earlier = [rewards[i] for i in mine if rounds[i] < rounds[j]]
-      others = [
-        rewards[i] for i in mine if rounds[i] == rounds[j] and i != j
-      ]
+      others = [rewards[i] for i in mine if rounds[i] == rounds[j] and i != j]
       known = earlier or others
       result.append(
         rewards[j] - math.fsum(known) / len(known) if known else 0.0

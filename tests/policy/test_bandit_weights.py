@@ -281,9 +281,7 @@ def gradients(name, method, aggregator, denominator="all", ddof=0, run=None):
     method, rewards, row, round_index=run.rounds[row, column], ddof=ddof
   )
   mixed = advantages.informative(rewards, row)
-  weight[row, column] = step_weights(
-    aggregator, denominator, row, mixed, steps
-  )
+  weight[row, column] = step_weights(aggregator, denominator, row, mixed, steps)
   segment = np.where(run.drawn, np.arange(1, run.drawn.shape[1] + 1), 0)
   grads = row_gradients(run.actions, advantage, weight, segment)
   return np.asarray(grads, np.float64).reshape(steps, PROMPTS, 3)

@@ -371,6 +371,13 @@ def test_all_masked_is_zero(name):
     np.testing.assert_array_equal(grad, np.zeros_like(grad))
 
 
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_a_group_of_one_has_no_gradient(name):
+  advantage = advantages.compute("grpo", np.array([1.0]), np.array([3]))
+  value, clipped, grad = one_token(name, 1.3, advantage[0])
+  assert value == 0 and grad == 0 and not clipped
+
+
 @pytest.mark.parametrize("name", RATIO_LOSSES)
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("log_ratio", [200.0, -200.0])

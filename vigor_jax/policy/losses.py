@@ -63,9 +63,7 @@ def gspo(logprobs, log_ratio, advantages, segment, valid, clip_low, clip_high):
   return term / jnp.maximum(count, 1.0), binds
 
 
-def cispo(
-  logprobs, log_ratio, advantages, segment, valid, clip_low, clip_high
-):
+def cispo(logprobs, log_ratio, advantages, segment, valid, clip_low, clip_high):
   """-sg(clip(rho)) A log pi: no token loses its gradient. arXiv 2506.13585."""
   ratio = jnp.exp(log_ratio)
   held = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
