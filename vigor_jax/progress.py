@@ -88,12 +88,17 @@ class Progress:
   def evaluation(self, step: int, metrics: Mapping[str, Any]) -> None:
     """Prints the line of an evaluation; later lines show its accuracy."""
     self._accuracy = metrics.get("eval/accuracy")
-    names = sorted(key for key in metrics if key.startswith("eval/"))
-    shown = "  ".join(
-      f"{name.removeprefix('eval/')} {metrics[name]:.3f}"
-      for name in names
-      if isinstance(metrics[name], (int, float))
-    )
+    shown = "no accuracy"
+    if self._accuracy is not None:
+      shown = f"accuracy {self._accuracy:.3f}"
+    if metrics.get("eval/accuracy_low") is not None:
+      shown += (
+        f" [{metrics['eval/accuracy_low']:.3f}, "
+        f"{metrics['eval/accuracy_high']:.3f}]"
+      )
+    for key, value in metrics.items():
+      if key.startswith("eval/pass@"):
+        shown += f"  {key.removeprefix('eval/')} {value:.3f}"
     rollouts = metrics.get("rollouts")
     spent = f" after {quantity(rollouts)} rollouts" if rollouts else ""
     self.say(f"evaluation at step {step}{spent}: {shown}")

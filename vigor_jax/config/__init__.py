@@ -5,7 +5,7 @@ anything slow is imported.
 
   defaults.py   every field, its default and what it means
   fields.py     paths, types, values and suggestions
-  validate.py   what a whole configuration must satisfy
+  checks.py     what a whole configuration must satisfy
   loading.py    config files, overrides, JSON and the rule for a used workdir
   cli.py        the command line shared by train, compare and preflight
 """
@@ -25,8 +25,8 @@ from vigor_jax.config.loading import load_file
 from vigor_jax.config.loading import pretty
 from vigor_jax.config.loading import to_json
 from vigor_jax.config.loading import with_overrides
-from vigor_jax.config.validate import mesh_shape
-from vigor_jax.config.validate import validate
+from vigor_jax.config.checks import mesh_shape
+from vigor_jax.config.checks import validate
 
 __all__ = [
   "Args",

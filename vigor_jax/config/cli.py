@@ -18,7 +18,7 @@ from absl import flags
 from vigor_jax.config import fields
 from vigor_jax.config import loading
 from vigor_jax.config.defaults import default_config
-from vigor_jax.config.validate import validate
+from vigor_jax.config.checks import validate
 
 ConfigError = fields.ConfigError
 

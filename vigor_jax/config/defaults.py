@@ -59,7 +59,7 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
   # The accelerator slice that the run is meant for, such as "v5e:4x4": what
   # preflight compiles for by default. Empty: whatever devices are found.
   config.topology = ""
-  config.profile_steps = ()  # Steps whose device trace is written.
+  config.profile_steps = ()  # Steps, from 1, whose device trace is written.
 
   config.task = ml_collections.ConfigDict({"name": task})
   config.task.update(options_section(tasks.REGISTRY[task].options))

@@ -163,7 +163,7 @@ def parse_text(path: str, declared: Any, text: str) -> Any:
 def _parse_sequence(path: str, declared: Any, text: str) -> tuple:
   """Parses "1,2", "(1, 2)", "[1, 2]" or "" by the declared element type."""
   element = (typing.get_args(declared) or (int,))[0]
-  body = text.strip()
+  body = text.strip().removesuffix(",")
   if element is str and body[:1] not in ("(", "["):
     return tuple(part.strip() for part in body.split(",") if part.strip())
   if body[:1] not in ("(", "["):

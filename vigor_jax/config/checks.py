@@ -1,0 +1,366 @@
+"""What a whole configuration must satisfy before any device work."""
+
+import difflib
+import math
+import os
+import re
+
+from vigor_jax import allocation
+from vigor_jax import tasks
+from vigor_jax.config import fields
+from vigor_jax.config.defaults import options_section
+
+ConfigError = fields.ConfigError
+
+# What the models of a family always have; "tiny" is any combination.
+FAMILIES = {
+  "tiny": {},
+  "llama": {"qkv_bias": False, "qk_norm": False},
+  "qwen2": {"qkv_bias": True, "qk_norm": False},
+  "qwen3": {"qkv_bias": False, "qk_norm": True},
+}
+
+CHOICES = {
+  "stage": ("rl", "sft"),
+  "model.family": tuple(FAMILIES),
+  "model.dtype": ("float32", "bfloat16"),
+  "model.param_dtype": ("float32", "bfloat16"),
+  "policy.loss": ("grpo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce"),
+  "policy.advantage": ("grpo", "dr_grpo", "rloo", "predictable"),
+  "policy.aggregator": (
+    "prompt_mean", "rollout_mean", "token_mean", "constant"
+  ),
+  "policy.denominator": ("all", "informative"),
+  "policy.kl.form": ("k1", "k2", "k3"),
+  "policy.old_logprobs": ("sampler", "trainer"),
+  "sampling.cache_dtype": ("", "float32", "bfloat16"),
+  "optimizer.name": ("adamw", "adam", "sgd"),
+  "optimizer.schedule": ("constant", "cosine", "linear"),
+  "allocation.train_on": ("all", "survivors"),
+}
+
+# Smallest and largest legal value; round brackets exclude the end.
+RANGES = {
+  "seed": "[0, 2147483647]",
+  "total_steps": "[1, inf)",
+  "prompts_per_step": "[1, inf)",
+  "rollout_budget": "[1, inf)",
+  "reward.noise": "[0, 0.5]",
+  "reward.workers": "[0, inf)",
+  "model.sizes.layers": "[1, inf)",
+  "model.sizes.width": "[1, inf)",
+  "model.sizes.heads": "[1, inf)",
+  "model.sizes.kv_heads": "[1, inf)",
+  "model.sizes.head_dim": "[2, inf)",
+  "model.sizes.ffn": "[1, inf)",
+  "model.sizes.vocab": "[0, inf)",
+  "model.sizes.rope_theta": "(0, inf)",
+  "model.sizes.norm_eps": "(0, inf)",
+  "mesh.data": "[-1, inf)",
+  "mesh.fsdp": "[1, inf)",
+  "mesh.tensor": "[1, inf)",
+  "policy.clip_low": "[0, 1]",
+  "policy.clip_high": "[0, inf)",
+  "policy.kl.coef": "[0, inf)",
+  "policy.updates_per_step": "[1, inf)",
+  "policy.minibatches": "[1, inf)",
+  "policy.rollout_is_cap": "[0, inf)",
+  "policy.row_length": "[2, inf)",
+  "policy.rows_per_microbatch": "[1, inf)",
+  "policy.advantage_eps": "[0, inf)",
+  "policy.ddof": "[0, 1]",
+  "sampling.slots": "[1, inf)",
+  "sampling.chunk": "[1, inf)",
+  "sampling.chunks_per_dispatch": "[0, inf)",
+  "sampling.prefixes": "[0, inf)",
+  "sampling.temperature": "[0, inf)",
+  "sampling.top_k": "[0, inf)",
+  "sampling.top_p": "(0, 1]",
+  "sampling.min_p": "[0, 1)",
+  "sampling.max_new_tokens": "[1, inf)",
+  "sampling.prefill_batch": "[1, inf)",
+  "optimizer.learning_rate": "[0, inf)",
+  "optimizer.warmup_steps": "[0, inf)",
+  "optimizer.weight_decay": "[0, inf)",
+  "optimizer.b1": "[0, 1)",
+  "optimizer.b2": "[0, 1)",
+  "optimizer.eps": "(0, inf)",
+  "optimizer.clip_norm": "[0, inf)",
+  "sft.seed": "[0, 2147483647]",
+  "sft.steps": "[0, inf)",
+  "sft.batch_size": "[1, inf)",
+  "sft.learning_rate": "(0, inf)",
+  "sft.warmup_steps": "[0, inf)",
+  "evaluation.every_steps": "[0, inf)",
+  "evaluation.num_prompts": "[1, inf)",
+  "evaluation.samples_per_prompt": "[1, inf)",
+  "evaluation.temperature": "[0, inf)",
+  "evaluation.fresh_rollouts": "[0, inf)",
+  "evaluation.fresh_prompts": "[1, inf)",
+  "evaluation.num_samples_logged": "[0, inf)",
+  "checkpoint.every_steps": "[1, inf)",
+  "checkpoint.keep": "[1, inf)",
+}
+
+
+def validate(config):
+  """Returns the configuration, or raises a ConfigError for its first fault."""
+  _check_registered(config)
+  for path, choices in CHOICES.items():
+    _check_choice(path, fields.get(config, path), choices)
+  for path, interval in RANGES.items():
+    _check_range(path, fields.get(config, path), interval)
+  _check_task(config)
+  _check_reward(config)
+  _check_model(config)
+  _check_sampling(config)
+  _check_policy(config)
+  _check_schedule(config)
+  _check_start(config)
+  _check_allocation(config)
+  return config
+
+
+def mesh_shape(config, num_devices: int) -> tuple[int, int, int]:
+  """Returns the sizes of the axes (data, fsdp, tensor) for a device count.
+
+  Raises:
+    ConfigError: the axes do not multiply to the number of devices, or the
+      configuration is meant for a topology with another number.
+  """
+  if config.topology:
+    chips = math.prod(map(int, config.topology.split(":")[1].split("x")))
+    # Generations differ: one or two devices a chip.
+    if num_devices not in (chips, 2 * chips):
+      raise ConfigError(
+        f"topology: {config.topology} has {chips} chips, but {num_devices} "
+        "devices were found; clear it with --config.topology= to run here"
+      )
+  data, fsdp, tensor = (config.mesh[n] for n in ("data", "fsdp", "tensor"))
+  if data == -1 and num_devices % (fsdp * tensor) == 0:
+    data = num_devices // (fsdp * tensor)
+  if data * fsdp * tensor != num_devices:
+    legal = [
+      f"({num_devices // (f * tensor)}, {f}, {tensor})"
+      for f in range(1, num_devices + 1)
+      if num_devices % (f * tensor) == 0
+    ]
+    hint = f"; with mesh.tensor={tensor}: {', '.join(legal[:6])}"
+    raise ConfigError(
+      f"mesh: (data, fsdp, tensor) = ({data}, {fsdp}, {tensor}) does not "
+      f"multiply to the {num_devices} devices found{hint if legal else ''}"
+    )
+  return data, fsdp, tensor
+
+
+def _check_choice(path, value, choices):
+  if value in choices:
+    return
+  near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+  hint = f"; did you mean {near[0]!r}?" if near else ""
+  legal = ", ".join(repr(choice) for choice in choices)
+  raise ConfigError(f"{path}: unknown value {value!r}; legal: {legal}{hint}")
+
+
+def _check_range(path, value, interval):
+  low, high = (float(end) for end in interval[1:-1].split(","))
+  above = value >= low if interval[0] == "[" else value > low
+  below = value <= high if interval[-1] == "]" else value < high
+  if not (above and below):
+    text = interval.replace(", inf)", "")
+    bound = "more than" if text[0] == "(" else "at least"
+    if math.isinf(high):
+      raise ConfigError(f"{path}: must be {bound} {text[1:]}, got {value!r}")
+    raise ConfigError(f"{path}: must lie in {interval}, got {value!r}")
+
+
+def _check_registered(config):
+  _check_choice("task.name", config.task.name, tuple(sorted(tasks.REGISTRY)))
+  _check_choice(
+    "allocation.name", config.allocation.name,
+    tuple(sorted(allocation.REGISTRY)),
+  )
+
+
+def _check_task(config):
+  options = tasks.REGISTRY[config.task.name].options
+  values = fields.options_of(config.task, options)
+  try:
+    made = options(**values)
+    if hasattr(made, "validate"):
+      made.validate()
+  except (ValueError, TypeError) as error:
+    raise ConfigError(f"task ({config.task.name}): {error}") from error
+
+
+def _check_reward(config):
+  name = config.reward.name
+  if name and not re.fullmatch(r"[\w.]+(:\w+)?", name):
+    raise ConfigError(
+      f"reward.name: expected 'module:function', got {name!r}"
+    )
+
+
+def _check_model(config):
+  sizes = config.model.sizes
+  if sizes.heads % sizes.kv_heads:
+    legal = [k for k in range(1, sizes.heads + 1) if sizes.heads % k == 0]
+    raise ConfigError(
+      f"model.sizes.kv_heads: {sizes.kv_heads} does not divide "
+      f"model.sizes.heads={sizes.heads}; legal: {legal}"
+    )
+  if sizes.head_dim % 2:
+    raise ConfigError(
+      "model.sizes.head_dim: rotary positions need an even number, got "
+      f"{sizes.head_dim}"
+    )
+  _check_family(config)
+  if config.mesh.data == 0:
+    raise ConfigError("mesh.data: must be -1 (the rest) or at least 1, got 0")
+  _check_folder("model.checkpoint", config.model.checkpoint)
+  if config.topology and not re.fullmatch(
+    r"[a-z][a-z0-9]*:\d+x\d+(x\d+)?", config.topology
+  ):
+    raise ConfigError(
+      f"topology: expected a form like 'v5e:4x4' or 'v5p:2x2x2', got "
+      f"{config.topology!r}"
+    )
+
+
+def _check_family(config):
+  """Refuses sizes that contradict what the named family always has."""
+  family, sizes = config.model.family, config.model.sizes
+  for name, value in FAMILIES[family].items():
+    if sizes[name] != value:
+      raise ConfigError(
+        f"model.sizes.{name}: the family {family!r} has {name}={value}, got "
+        f"{sizes[name]}; legal: {value}, or model.family=tiny"
+      )
+
+
+def _check_sampling(config):
+  sampling = config.sampling
+  buckets = tuple(sampling.prompt_buckets)
+  if not buckets or min(buckets) < 1 or list(buckets) != sorted(set(buckets)):
+    raise ConfigError(
+      "sampling.prompt_buckets: expected ascending positive lengths, got "
+      f"{buckets}"
+    )
+  if config.stage == "rl" and sampling.temperature == 0:
+    raise ConfigError(
+      "sampling.temperature: 0 makes all rollouts of a prompt equal, so no "
+      "group carries signal; legal: more than 0 (1 is usual)"
+    )
+
+
+def _check_policy(config):
+  policy, sampling = config.policy, config.sampling
+  longest = max(sampling.prompt_buckets) + sampling.max_new_tokens
+  if policy.row_length < longest:
+    raise ConfigError(
+      f"policy.row_length: {policy.row_length} tokens cannot hold the longest "
+      f"rollout, {max(sampling.prompt_buckets)} (largest of "
+      f"sampling.prompt_buckets) + {sampling.max_new_tokens} "
+      f"(sampling.max_new_tokens); legal: {longest} or more"
+    )
+  if policy.minibatches > config.rollout_budget:
+    raise ConfigError(
+      f"policy.minibatches: {policy.minibatches} are more than "
+      f"rollout_budget={config.rollout_budget}"
+    )
+  if 0 < policy.rollout_is_cap < 1:
+    raise ConfigError(
+      "policy.rollout_is_cap: a cap below 1 would shrink on-policy rollouts "
+      f"too, got {policy.rollout_is_cap}; legal: 0 (off) or at least 1"
+    )
+
+
+def _check_schedule(config):
+  optimizer, evaluation = config.optimizer, config.evaluation
+  if config.stage == "rl" and optimizer.warmup_steps > config.total_steps:
+    raise ConfigError(
+      f"optimizer.warmup_steps: {optimizer.warmup_steps} are more than "
+      f"total_steps={config.total_steps}"
+    )
+  if config.sft.warmup_steps > config.sft.steps > 0:
+    raise ConfigError(
+      f"sft.warmup_steps: {config.sft.warmup_steps} are more than "
+      f"sft.steps={config.sft.steps}"
+    )
+  if evaluation.fresh_rollouts == 1:
+    raise ConfigError(
+      "evaluation.fresh_rollouts: one rollout has no variance; legal: 0 "
+      "(off) or at least 2 (16 or more for a useful figure)"
+    )
+  outside = [s for s in config.profile_steps if not 1 <= s <= config.total_steps]
+  if outside and config.stage == "rl":
+    raise ConfigError(
+      f"profile_steps: {outside[0]} is no step of the run; legal: 1 to "
+      f"total_steps={config.total_steps}"
+    )
+
+
+def _check_start(config):
+  if config.stage == "sft":
+    if config.sft.steps < 1:
+      raise ConfigError("sft.steps: stage=sft needs at least 1, got 0")
+    if config.init_from == "auto":
+      raise ConfigError(
+        "init_from: 'auto' trains a warm start with stage=sft, so it cannot "
+        "itself start stage=sft; legal here: '' or a checkpoint"
+      )
+  if config.init_from == "auto":
+    if config.sft.steps < 1:
+      raise ConfigError("sft.steps: init_from='auto' needs at least 1, got 0")
+  else:
+    _check_folder("init_from", config.init_from)
+  if config.init_from and config.model.checkpoint:
+    raise ConfigError(
+      f"init_from={config.init_from!r} and model.checkpoint="
+      f"{config.model.checkpoint!r} both say where parameters start; keep one"
+    )
+
+
+def _check_folder(path, folder):
+  """Refuses a local folder that is absent, naming its nearest neighbour."""
+  if not folder or "://" in folder or os.path.exists(folder):
+    return
+  parent = os.path.dirname(os.path.abspath(folder))
+  near = []
+  if os.path.isdir(parent):
+    near = difflib.get_close_matches(
+      os.path.basename(os.path.normpath(folder)), os.listdir(parent), n=1
+    )
+  hint = f"; did you mean {os.path.join(parent, near[0])!r}?" if near else ""
+  raise ConfigError(f"{path}: {folder!r} does not exist{hint}")
+
+
+def _check_allocation(config):
+  chosen = config.allocation.name
+  for name, allocator in allocation.REGISTRY.items():
+    if name == chosen:
+      continue
+    defaults = options_section(allocator.Options)
+    for field, default in fields.flatten(defaults).items():
+      value = config.allocation[name][field]
+      if value != default:
+        raise ConfigError(
+          f"allocation.{name}.{field}={value!r} has no effect, since "
+          f"allocation.name={chosen!r}; set allocation.name={name} or leave "
+          f"the field at {default!r}"
+        )
+  options = fields.options_of(
+    config.allocation[chosen], allocation.REGISTRY[chosen].Options
+  )
+  try:
+    allocation.make(
+      chosen,
+      options,
+      prompts_per_step=config.prompts_per_step,
+      budget=config.rollout_budget,
+      seed=config.seed,
+      train_on=config.allocation.train_on,
+    )
+  except ValueError as error:
+    detail = str(error).removeprefix(f"{chosen}: ")
+    raise ConfigError(f"allocation.{chosen}: {detail}") from error
