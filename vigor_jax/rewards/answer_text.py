@@ -96,3 +96,8 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
         position = begin + len(token[0].rstrip(".,"))
         found.append((match.start(), position, text[begin:position]))
   return found
+
+
+def has_box(text: str) -> bool:
+  r"""True when a \boxed stands in the text, closed or not."""
+  return _BOX.search(text) is not None

@@ -1,0 +1,76 @@
+"""Verdicts on mathematical answers, within limits on time and memory.
+
+The judging itself (`judge`) has no limits: big numbers cannot be interrupted by
+a signal. So whatever takes arithmetic runs in a worker process, which ends at
+its limit; a direct call of `verify` uses a small shared pool, from any thread.
+"""
+
+from __future__ import annotations
+
+from vigor_jax.rewards import extraction
+from vigor_jax.rewards import judge
+from vigor_jax.rewards import pool
+from vigor_jax.rewards import scorer
+from vigor_jax.rewards import worker
+
+# Completions past this many characters are read from their end.
+MAX_COMPLETION = 2_000_000
+
+_cache = scorer.VerdictCache()
+
+
+def _answers(completion: str, answer: str) -> tuple[str, str] | None:
+  """The two cleaned answers, or None when either is missing."""
+  gold = extraction.gold_answer(answer)
+  found = extraction.final_answer(completion[-MAX_COMPLETION:])
+  if not gold or not found:
+    return None
+  return judge.cleaned(gold, found)
+
+
+def _judge(completion: str, answer: str, **metadata) -> float:
+  """`verify` in this process, without limits."""
+  del metadata
+  pair = _answers(completion, answer)
+  return float(pair is not None and judge.judge(*pair))
+
+
+def verify(completion: str, answer: str, **metadata) -> float:
+  r"""1.0 if the completion's final answer equals the gold answer, else 0.0.
+
+  Args:
+    completion: model text; the final answer is the last \boxed (see
+      `extraction`).
+    answer: gold answer, LaTeX or plain; empty pays nothing.
+
+  A verdict that would take longer than `verify.time_limit` CPU seconds or more
+  than `verify.memory_limit` bytes is 0.0: no gold answer of a data set is so
+  large, so the completion's is not it.
+
+  Raises:
+    RewardError: the judging processes die for another reason.
+  """
+  if worker.supervised():
+    return _judge(completion, answer)
+  key = scorer.VerdictCache.key(completion, answer)
+  verdict = _cache.get(key)
+  if verdict is not None:
+    return verdict
+  outcome = pool.shared().submit(
+      verify, "vigor_jax.rewards.math:verify", completion, answer, metadata
+  ).result()
+  if outcome.reason != "wall":
+    _cache.put(key, outcome.verdict)
+  return outcome.verdict
+
+
+def _warm_up() -> None:
+  """Imports what the second opinion needs, outside any verdict's limit."""
+  judge.judge("\\sum_{k=1}^{2} k", "\\int_0^1 6 dx")
+
+
+verify.time_limit = 4.0
+verify.memory_limit = 512 << 20
+verify.timeout_verdict = 0.0
+verify.cacheable = True
+verify.warm_up = _warm_up
