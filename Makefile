@@ -28,7 +28,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
   clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "No Python 3.11, 3.12 or 3.13 was found;" \
