@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# The part of the launcher that runs on a TPU VM, one copy per worker.
+# tpu_vm.sh calls it over ssh; each call ends with one line
+# "vigor-worker ANSWER", so that a silent worker cannot pass for a healthy one.
+#
+#   worker.sh setup                          install this tree's environment
+#   worker.sh start RUN WORKDIR COMMAND...   start in tmux, unless it runs
+#   worker.sh status RUN                     ready | running | finished |
+#                                            failed CODE | interrupted | busy
+#   worker.sh stop RUN                       end it; `start` may follow
+#   worker.sh supervise RUN WORKDIR          what tmux runs
+#
+# Everything is under ~/vigor_jax: code/TREE (one environment per tree) and
+# runs/RUN (command, log, process, exit_code). A lost ssh connection or
+# terminal loses nothing: tmux holds the process, runs/RUN/log its output.
+
+set -u -o pipefail
+
+CODE=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly CODE RUNS=$HOME/vigor_jax/runs SESSION=vigor
+readonly UPLOAD_SECONDS=60 STOP_SECONDS=30
+
+answer() { printf 'vigor-worker %s\n' "$*"; }
+
+session_alive() { tmux has-session -t "=$SESSION" 2> /dev/null; }
+
+setup() {
+  mkdir -p "$HOME/vigor_jax"
+  # A setup whose connection was lost may still be running: wait for it.
+  exec 9> "$HOME/vigor_jax/setup.lock"
+  flock 9
+  if [ ! -f "$CODE/.venv/ready" ]; then
+    install_environment || { answer "setup failed"; return 1; }
+  fi
+  answer ready
+}
+
+install_environment() {
+  export PATH=$HOME/.local/bin:$PATH
+  if ! command -v tmux > /dev/null; then
+    sudo apt-get update -q && sudo apt-get install -q -y tmux || return 1
+  fi
+  if ! command -v uv > /dev/null; then
+    # Newer images protect the system's Python from a bare --user install.
+    python3 -m pip install --quiet --user uv ||
+      python3 -m pip install --quiet --user --break-system-packages uv ||
+      return 1
+  fi
+  rm -rf "$CODE/.venv"
+  uv venv --quiet --python 3.12 "$CODE/.venv" &&
+    uv pip install --quiet --python "$CODE/.venv/bin/python" \
+      --editable "$CODE" "jax[tpu]" &&
+    "$CODE/.venv/bin/python" -c "import jax, vigor_jax" &&
+    touch "$CODE/.venv/ready"
+}
+
+# state RUN: REPLY is the answer of `status`.
+state() {
+  local folder=$RUNS/$1 current="" code
+  if [ -f "$RUNS/current" ]; then current=$(< "$RUNS/current"); fi
+  if session_alive && [ "$current" != "$1" ]; then
+    REPLY="busy $current"
+  elif [ -f "$folder/exit_code" ]; then
+    code=$(< "$folder/exit_code")
+    if [ "$code" = 0 ]; then REPLY=finished; else REPLY="failed $code"; fi
+  elif session_alive; then
+    REPLY=running
+  elif [ -f "$folder/started" ]; then
+    # Neither running nor ended: the VM was rebooted, or tmux was killed.
+    REPLY=interrupted
+  elif [ -f "$CODE/.venv/ready" ]; then
+    REPLY=ready
+  else
+    REPLY=absent
+  fi
+}
+
+start() {
+  local run=$1 workdir=$2 folder=$RUNS/$1
+  shift 2
+  state "$run"
+  case $REPLY in
+    running | finished | busy*) answer "$REPLY"; return ;;
+    absent) answer absent; return 1 ;;
+  esac
+  mkdir -p "$folder"
+  # A session that has just written its exit code may still be closing.
+  tmux kill-session -t "=$SESSION" 2> /dev/null
+  rm -f "$folder/exit_code"
+  printf '%s\n' "$@" > "$folder/command"
+  printf '%s\n' "$run" > "$RUNS/current"
+  date -u +%Y%m%dT%H%M%SZ > "$folder/started"
+  # tmux hands its argument to a shell; RUN and WORKDIR are checked by
+  # tpu_vm.sh to hold no character that a shell reads, the path is quoted.
+  if ! tmux new-session -d -s "$SESSION" \
+    "bash '$CODE/launch/worker.sh' supervise '$run' '$workdir'"; then
+    answer "failed tmux"
+    return 1
+  fi
+  answer running
+}
+
+# Run the command to its end. The log goes to gs:// every minute: a preempted
+# VM takes its disk with it.
+supervise() {
+  local run=$1 workdir=$2 folder=$RUNS/$1 command=() line code=0 remote
+  local ending=no
+  # A trainer may save and exit with 0 when its VM is taken away or when it is
+  # stopped: that is an end, not a finish.
+  trap 'ending=yes' TERM HUP
+  while IFS= read -r line; do command+=("$line"); done < "$folder/command"
+  remote=$workdir/launch/$run/logs/$(hostname)-$(< "$folder/started").log
+  cd "$CODE" || exit 1
+  set -m
+  PYTHONUNBUFFERED=1 "${command[@]}" >> "$folder/log" 2>&1 < /dev/null &
+  local process=$!
+  printf '%s\n' "$process" > "$folder/process"
+  (
+    while sleep "$UPLOAD_SECONDS"; do upload "$folder/log" "$remote"; done
+  ) < /dev/null > /dev/null 2>&1 &
+  local uploader=$!
+  wait "$process" || code=$?
+  kill -- "-$uploader" 2> /dev/null
+  upload "$folder/log" "$remote"
+  if [ "$ending" = yes ] || [ -f "$folder/stopping" ]; then code=143; fi
+  if [ "$code" -eq 0 ]; then
+    # Kept outside the VM: should it be preempted from here on, the launcher
+    # must not start over what is finished.
+    printf '%s\n' "$run" > "$folder/finished"
+    upload "$folder/finished" "$workdir/launch/$run/finished"
+  fi
+  printf '%s\n' "$code" > "$folder/exit_code.new"
+  mv "$folder/exit_code.new" "$folder/exit_code"
+}
+
+# An upload that fails says so in the log; it must not end the training.
+upload() {
+  gcloud storage cp --quiet "$1" "$2" > "$1.upload" 2>&1 ||
+    { printf 'launch: upload to %s failed: ' "$2"; cat "$1.upload"; } \
+      >> "${1%/*}/log"
+}
+
+stop() {
+  local run=$1 folder=$RUNS/$1 process waited=0
+  state "$run"
+  case $REPLY in
+    absent) answer absent; return ;;
+    # Another command's run is ended too: `stop` frees the worker.
+    busy*) folder=$RUNS/${REPLY#busy } ;;
+  esac
+  if [ -f "$folder/process" ] && session_alive; then
+    process=$(< "$folder/process")
+    touch "$folder/stopping"
+    # SIGTERM first: the trainer may save. Then the session uploads its log and
+    # closes by itself.
+    kill -TERM -- "-$process" 2> /dev/null
+    while session_alive && [ "$waited" -lt $((STOP_SECONDS * 10)) ]; do
+      sleep 0.1
+      waited=$((waited + 1))
+    done
+    # libtpu admits one process per chip: nothing of the old one may survive.
+    kill -KILL -- "-$process" 2> /dev/null
+  fi
+  tmux kill-session -t "=$SESSION" 2> /dev/null
+  rm -f "$folder/exit_code" "$folder/started" "$folder/process" \
+    "$folder/stopping"
+  answer ready
+}
+
+verb=${1:-}
+if [ "$#" -gt 0 ]; then shift; fi
+case $verb in
+  setup | start | stop) "$verb" "$@" ;;
+  status)
+    state "$1"
+    answer "$REPLY"
+    tail -n 1 "$RUNS/$1/log" 2> /dev/null | cut -c -400 | sed 's/^/last: /' ;;
+  supervise) supervise "$@" ;;
+  *)
+    printf 'worker.sh: unknown verb "%s"; legal: %s\n' "$verb" \
+      "setup start status stop supervise" >&2
+    exit 2 ;;
+esac

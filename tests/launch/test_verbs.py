@@ -1,0 +1,112 @@
+"""Each verb does its part, can be repeated, and --dry-run does nothing."""
+
+import pathlib
+import shlex
+import subprocess
+
+LAUNCH = pathlib.Path(__file__).parents[2] / "launch"
+FLAGS = ["--workdir=gs://bucket/run", "--config=configs/tiny.py"]
+
+
+def test_dry_run_from_create_to_training(world):
+  note = "--config.note=it's \"two  words\""
+  result = world.up("--dry-run", "--", note, slices=2)
+  assert result.returncode == 0, result.stderr
+  assert world.cloud.calls == []
+  assert not (world.home / ".vigor_jax").exists()
+  commands = [line for line in result.stdout.splitlines()
+              if not line.startswith("#")]
+  parsed = [shlex.split(line) for line in commands]
+  assert all(p[0] in ("gcloud", "git") for p in parsed)
+  def first(*words):
+    return next(i for i, p in enumerate(parsed)
+                if all(any(w in a for a in p) for w in words))
+  order = [first("queued-resources", "create"),
+           first("storage", "cp", ".tar.gz"),
+           first("ssh", "v-1", "worker.sh setup"),
+           first("ssh", "v-1", "worker.sh start")]
+  assert order == sorted(order)
+  # What reaches the trainer: gcloud hands --command to the remote shell.
+  command = parsed[order[-1]][-1].removeprefix("--command=")
+  remote = shlex.split(command.split("; then ")[1].split("; else ")[0])
+  assert remote[-4:] == ["vigor_jax.train", "--config=configs/tiny.py",
+                         "--workdir=gs://bucket/run", note]
+
+
+def test_verbs_one_by_one_and_each_one_twice(world):
+  world.cloud.hold(2)
+  for _ in range(2):
+    result = world.launch("create", *world.place(), "--poll=0.02")
+    assert result.returncode == 0, result.stderr
+  assert world.count("queued-resources create") == 1
+  for _ in range(2):
+    result = world.launch("setup", "--name=v", "--workdir=gs://bucket/run")
+    assert result.returncode == 0, result.stderr
+  assert world.count("storage cp") - world.count(".record") == 1
+  for _ in range(2):
+    result = world.launch("run", "--name=v", "--config=configs/tiny.py",
+                          "--", "--config.note=a b")
+    assert result.returncode == 0, result.stderr
+    assert "16 chips" in result.stderr
+  world.wait_for(lambda: world.steps == [1, 2])
+  assert world.starts("v-w-0") == world.starts("v-w-1") == [0]
+
+  status = world.launch("status", "--name=v")
+  assert status.returncode == 0, status.stderr
+  assert "v: ACTIVE, v5litepod-16 x 1 in us-west4-a" in status.stderr
+  assert "worker v/0: running | step 2" in status.stderr
+  logs = world.launch("logs", "--name=v", "--lines=1")
+  assert (logs.returncode, logs.stdout) == (0, "step 2\n")
+
+  # Another command must not push the running one aside.
+  other = world.launch("run", "--name=v", "--config=configs/tiny.py",
+                       "--", "--config.note=c")
+  assert other.returncode == 2
+  assert "worker v/0 runs another command" in other.stderr
+  for _ in range(2):
+    assert world.launch("stop", "--name=v").returncode == 0
+  assert not list(world.run_folder.glob("launch/*/finished"))
+  other = world.launch("run", "--name=v")
+  assert other.returncode == 0, other.stderr
+  world.wait_for(lambda: world.starts("v-w-0") == [0, 2])
+
+  for _ in range(2):
+    deleted = world.launch("delete", "--name=v", "--poll=0.02")
+    assert deleted.returncode == 0, deleted.stderr
+    assert "gcloud storage rm -r gs://bucket/run" in deleted.stderr
+  assert world.cloud.requests == {}
+  status = world.launch("status", "--name=v")
+  assert "no TPU, no cost but storage" in status.stderr
+
+
+def test_delete_finds_the_node_that_outlived_its_request(world):
+  assert world.launch("create", *world.place(slices=2),
+                      "--poll=0.02").returncode == 0
+  world.cloud.requests.clear()
+  world.cloud.orphans.add("v-1")
+  result = world.launch("delete", "--name=v", "--poll=0.02")
+  assert result.returncode == 0, result.stderr
+  assert world.cloud.orphans == set()
+
+
+def test_delete_that_cannot_see_warns_of_the_cost(world):
+  assert world.launch("create", *world.place(), "--poll=0.02").returncode == 0
+  world.cloud.describe_errors = ["UNAVAILABLE: try again"] * 50
+  result = world.launch("delete", "--name=v", "--poll=0.02")
+  assert result.returncode == 4
+  assert "IT MAY STILL COST MONEY" in result.stderr
+
+
+def test_a_name_in_use_elsewhere_is_not_taken_over(world):
+  assert world.launch("create", *world.place(), "--poll=0.02").returncode == 0
+  result = world.up("--zone=europe-west4-b")
+  assert result.returncode == 2
+  assert "already exists as v5litepod-16 x 1 in us-west4-a" in result.stderr
+  assert world.count("queued-resources create") == 1
+
+
+def test_every_script_parses():
+  scripts = sorted(LAUNCH.glob("*.sh"))
+  assert {s.name for s in scripts} >= {"tpu_vm.sh", "worker.sh", "local.sh"}
+  for script in scripts:
+    subprocess.run(["bash", "-n", str(script)], check=True)
