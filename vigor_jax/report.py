@@ -311,8 +311,8 @@ _LEVEL_CAPTION = (
     "policy to harder prompts.")
 _VARIANCE_CAPTION = (
     "Mean reward variance of the prompts that rollouts were spent on. Only "
-    "fresh rollouts measure it without bias: a rule's own rollouts were selected for "
-    "looking variable.")
+    "fresh rollouts measure it without bias: a rule's own rollouts were "
+    "selected for looking variable.")
 _SIGNAL_CAPTION = (
     "A group whose rewards are all alike has advantage 0. Adaptive rules have "
     "more such groups, but spend fewer rollouts in them.")

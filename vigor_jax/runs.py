@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vigor_jax import statistics
+from vigor_jax.allocation import population
 
 PHASES = ("prefill", "decode", "reward", "allocate", "update", "other")
 
@@ -112,17 +113,21 @@ class Run:
     """Steps later than the first `steps` in which a program was compiled.
 
     The counter belongs to a process, so a fall of it marks a restart, whose
-    own first steps compile again and are not counted.
+    own first steps compile again and are not counted; nor is what the
+    evaluation or the checkpoint after the step before compiled.
     """
+    every = self.config.get("checkpoint", {}).get("every_steps", 0)
+    between = {int(line["step"]) for line in self.evals}
     late, before, grace = [], None, steps
     for line in self.train:
-      count = number(line, "compiles")
+      count, step = number(line, "compiles"), int(line["step"])
       if math.isnan(count):
         continue
+      aside = step - 1 in between or (every and (step - 1) % every == 0)
       if before is not None and count < before:
         grace = steps
-      elif before is not None and count > before and grace <= 0:
-        late.append(int(line["step"]))
+      elif before is not None and count > before and grace <= 0 and not aside:
+        late.append(step)
       before, grace = count, grace - 1
     return late
 
@@ -268,10 +273,16 @@ def read(folder) -> Run:
 def pass_rate_histograms(runs: Sequence[Run], stretches: int = 3):
   """Pass rates of the prompts that were opened, from early to late.
 
+  0/1 rewards are deconvolved (population.deconvolve): raw k/n of few rollouts
+  piles up at 0 and 1 whatever the pass rates are. Graded rewards have no
+  success counts, so their raw means are shown.
+
   Returns:
     ([(text, edges [11], shares [10], mean)] per stretch of steps, and how the
     shares were found, in words).
   """
+  binary = all(np.array_equal(s["sum"], np.rint(s["sum"]))
+               for run in runs for s in run.groups)
   steps = sorted({s["step"] for run in runs for s in run.groups})
   edges = np.linspace(0, 1, 11)
   histograms = []
@@ -283,11 +294,18 @@ def pass_rate_histograms(runs: Sequence[Run], stretches: int = 3):
     n, total = n[known], total[known]
     if not len(n):
       continue
-    shares = np.histogram(total / n, edges)[0] / len(n)
+    if binary:
+      people = population.deconvolve(n, total)
+      shares = np.histogram(people.mean, edges, weights=people.weights)[0]
+    else:
+      shares = np.histogram(total / n, edges)[0] / len(n)
     text = (f"step {part[0]}" if len(part) == 1
             else f"steps {part[0]}\nto {part[-1]}")
-    histograms.append((text, edges, shares, float((total / n).mean())))
-  return histograms, "raw k/n of the opened prompts, coarse where n is small"
+    mean = float((total / n).mean())
+    histograms.append((text, edges, shares, mean))
+  how = ("share of the opened prompts, deconvolved from their counts (EM)"
+         if binary else "share of the opened prompts by their mean reward, raw")
+  return histograms, how
 
 
 # ------------------------------------------------------------ several runs

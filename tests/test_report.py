@@ -1,0 +1,240 @@
+"""Reports from whole, broken and unfinished run folders."""
+
+import json
+import re
+import shutil
+
+import fake_runs
+import numpy as np
+import pytest
+
+from vigor_jax import report
+from vigor_jax import runs
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("runs") / "vigor"
+  return fake_runs.write(folder, fake_runs.config("vigor", steps=20))
+
+
+def _copy(whole, tmp_path):
+  return shutil.copytree(whole, tmp_path / "run")
+
+
+def _rewrite(folder, file, change):
+  path = folder / file
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  path.write_text("".join(
+      json.dumps(line) + "\n" for line in change(lines)))
+
+
+def test_single_run_report_is_self_contained(whole, tmp_path):
+  path = report.build([whole], tmp_path)
+  page = path.read_text()
+  images = re.findall(r'<img alt="([^"]+)" src="([^"]{30})', page)
+  assert len(images) == 11
+  assert all(src.startswith("data:image/png;base64,") for _, src in images)
+  assert not re.search(r'(src|href)="(?!data:)', page)
+  assert len(list((tmp_path / "plots").glob("*.png"))) == 11
+  titles = [alt for alt, _ in images]
+  for words in ("against rollouts", "against generated tokens",
+                "against training seconds", "per prompt and round",
+                "Rollouts per prompt, whole run", "Pass rates", "Difficulty",
+                "variance per rollout", "Without signal", "mixed rewards",
+                "Time of a step"):
+    assert sum(words in title for title in titles) == 1, words
+  assert "The run finished its 20 steps." in page
+  assert "none after the first two steps" in page
+  assert "0*7+3-20=" in page  # a sample of the last evaluation
+  assert "task.difficulty = sparse_signal" in page
+  assert "could not be read" not in page
+
+
+def test_images_are_deterministic(whole, tmp_path):
+  first = report.build([whole], tmp_path / "a").read_bytes()
+  assert report.build([whole], tmp_path / "b").read_bytes() == first
+
+
+def test_torn_last_line_is_left_out_and_said(whole, tmp_path):
+  folder = _copy(whole, tmp_path)
+  for name in ("metrics", "groups", "samples"):
+    path = folder / f"{name}.jsonl"
+    text = path.read_text()
+    path.write_text(text[: len(text) - 15])
+  page = report.build([folder]).read_text()
+  for name in ("metrics", "groups", "samples"):
+    assert f"{name}.jsonl: the last line was cut off" in page
+
+
+def test_malformed_middle_line_is_named(whole, tmp_path):
+  folder = _copy(whole, tmp_path)
+  path = folder / "metrics.jsonl"
+  lines = path.read_text().splitlines()
+  lines[1] = "[1, 2"
+  path.write_text("\n".join(lines) + "\n")
+  run = runs.read(folder)
+  assert run.notes == [
+      "metrics.jsonl, line 2 is not a JSON object and is left out"]
+  assert run.steps == 19
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 40, 300, 2000])
+def test_a_run_killed_at_any_byte_still_gives_a_report(whole, tmp_path, cut):
+  folder = _copy(whole, tmp_path)
+  for name in ("metrics", "groups", "samples"):
+    path = folder / f"{name}.jsonl"
+    path.write_bytes(path.read_bytes()[:cut])
+  page = report.build([folder]).read_text()
+  assert page.endswith("</html>\n")
+  if cut < 40:
+    assert "Nothing has been recorded yet" in page
+
+
+def test_folder_with_only_a_config(tmp_path):
+  (tmp_path / "config.json").write_text(json.dumps(fake_runs.config()))
+  assert "Nothing has been recorded yet" in report.build(
+      [tmp_path]).read_text()
+
+
+def test_one_step_only(tmp_path):
+  folder = fake_runs.write(
+      tmp_path / "run", fake_runs.config("eb_widening", steps=20), until=1)
+  page = report.build([folder]).read_text()
+  assert "The run stands at step 1 of 20" in page
+  assert "measured once" in page
+
+
+def test_missing_keys_drop_their_figures_only(whole, tmp_path):
+  folder = _copy(whole, tmp_path)
+  _rewrite(folder, "metrics.jsonl", lambda lines: [
+      {k: v for k, v in line.items() if not k.startswith(("time/", "groups/"))
+       and k != "compiles"} for line in lines])
+  _rewrite(folder, "groups.jsonl", lambda lines: [
+      {**line, "levels": None} for line in lines])
+  (folder / "samples.jsonl").unlink()
+  report.build([folder])
+  left = {p.stem for p in (folder / "plots").glob("*.png")}
+  assert left == {"accuracy_rollouts", "accuracy_tokens", "accuracy_seconds",
+                  "rounds", "group_sizes", "pass_rates", "variance", "signal"}
+
+
+def test_null_and_nan_values_are_no_numbers():
+  line = {"a": None, "b": float("nan"), "c": True, "d": 3, "e": "x"}
+  values = [runs.number(line, key) for key in "abcdef"]
+  np.testing.assert_array_equal(
+      values, [np.nan, np.nan, np.nan, 3.0, np.nan, np.nan])
+
+
+def test_lines_of_a_resumed_run_count_once(whole, tmp_path):
+  folder = _copy(whole, tmp_path)
+  _rewrite(folder, "metrics.jsonl", lambda lines: lines + [
+      {**lines[-2], "reward/mean": 0.123}])
+  run = runs.read(folder)
+  assert run.steps == 20
+  assert run.last("reward/mean") == 0.123
+
+
+def test_training_seconds_leave_compilation_out():
+  # Compiled in steps 1 and 3; the others take 2 and 4 s, median 3.
+  train = [{"step": s, "time/decode": d, "compiles": c} for s, d, c in
+           ((1, 60.0, 5), (2, 2.0, 5), (3, 30.0, 6), (4, 4.0, 6))]
+  np.testing.assert_allclose(
+      runs.training_seconds(train), [3.0, 5.0, 8.0, 12.0])
+  assert runs.training_seconds([{"step": 1, "seconds": 3.0}]) is None
+
+
+def test_compiled_after_knows_restarts_and_evaluations():
+  def run(counts, evals=()):
+    return runs.Run(
+        folder=None, config={}, groups=[], samples=[], notes=[],
+        train=[{"step": i + 1, "compiles": c} for i, c in enumerate(counts)],
+        evals=[{"step": s} for s in evals])
+
+  assert run([9, 10, 10, 10]).compiled_after() == []
+  assert run([9, 10, 10, 11]).compiled_after() == [4]
+  assert run([9, 10, 10, 11], evals=[3]).compiled_after() == []
+  # Started again before step 4: a lower count, and two steps of grace.
+  assert run([9, 10, 10, 8, 9, 9, 10]).compiled_after() == [7]
+
+
+def test_text_of_a_run_is_escaped(whole, tmp_path):
+  folder = _copy(whole, tmp_path)
+  _rewrite(folder, "samples.jsonl", lambda lines: [
+      {"step": 1, "samples": [{"prompt": "<script>alert(1)</script>",
+                               "completion": "a & b", "reward": 1.0}]}])
+  page = report.build([folder]).read_text()
+  assert "<script>" not in page and "&lt;script&gt;" in page
+  assert "a &amp; b" in page
+
+
+def test_several_runs_are_labelled_by_what_differs(tmp_path):
+  folders = []
+  for name, prompts in (("uniform", 32), ("uniform", 64), ("vigor", 32)):
+    for seed in (0, 1):
+      values = fake_runs.config(name, seed=seed, steps=10, prompts=prompts)
+      folders.append(fake_runs.write(
+          tmp_path / f"{name}{prompts}-{seed}", values))
+  read = [runs.read(folder) for folder in folders]
+  runs.label_runs(read)
+  assert list(runs.by_label(read)) == [
+      "uniform:prompts_per_step=32", "uniform:prompts_per_step=64",
+      "vigor:prompts_per_step=32"]
+  path = report.build(folders)
+  assert path == tmp_path / "report.html"
+  assert "Comparison of allocation rules" in path.read_text()
+
+
+def test_graded_rewards_are_shown_raw(whole, tmp_path):
+  folder = _copy(whole, tmp_path)
+  _rewrite(folder, "groups.jsonl", lambda lines: [
+      {**line, "sum": [s * 0.375 for s in line["sum"]]} for line in lines])
+  histograms, how = runs.pass_rate_histograms([runs.read(folder)])
+  assert "raw" in how
+  for _, _, shares, mean in histograms:
+    assert shares.sum() == pytest.approx(1.0)
+    assert mean < 0.375
+
+
+def test_pass_rates_are_deconvolved():
+  # 2 rollouts of prompts that all pass half the time: raw k/n says half of
+  # them are at 0 or 1, the mixture knows better.
+  n = np.full(4, 2.0)
+  steps = [{"step": s, "n": n, "sum": np.array([0.0, 1, 1, 2]),
+            "rounds": np.zeros((0, 4)), "levels": None} for s in range(9)]
+  run = runs.Run(folder=None, config={}, train=[], evals=[], groups=steps,
+                 samples=[], notes=[])
+  (_, edges, shares, mean), *_ = runs.pass_rate_histograms([run])[0]
+  assert mean == pytest.approx(0.5)
+  assert shares[:2].sum() + shares[-2:].sum() < 0.1
+  assert shares.sum() == pytest.approx(1.0) and len(edges) == 11
+
+
+def test_wrong_folders_are_named(tmp_path, capsys):
+  with pytest.raises(ValueError, match="neither config.json nor"):
+    report.build([tmp_path])
+  assert report.main([str(tmp_path / "nowhere")]) == 2
+  assert "nowhere is not a folder" in capsys.readouterr().err
+
+
+def test_labels_never_overlap():
+  from vigor_jax import plots
+  moved = plots.spread([0.5, 0.5, 0.1, 0.52], 0.2, 0.0, 1.0)
+  order = np.argsort([0.5, 0.5, 0.1, 0.52], kind="stable")
+  assert (np.diff(moved[order]) >= 0.2 - 1e-9).all()
+  assert moved.min() >= 0 and moved.max() <= 1
+  np.testing.assert_allclose(  # room enough: nothing moves
+      plots.spread([0.1, 0.9, 0.5], 0.2, 0.0, 1.0), [0.1, 0.9, 0.5])
+  # Pushed against the top: the block slides down as a whole.
+  np.testing.assert_allclose(
+      plots.spread([1.0, 1.0], 0.2, 0.0, 1.0), [0.8, 1.0])
+
+
+def test_one_colour_per_rule():
+  from vigor_jax import plots
+  labels = ["uniform", "uniform:prompts_per_step=64", "vigor",
+            "vigor:rounds=2", "eb_widening", "random_top",
+            "low_success_first", "other"]
+  chosen = plots.colours(labels)
+  assert len(set(chosen.values())) == len(labels)
+  assert chosen["vigor"] == plots.colours(["vigor"])["vigor"]
