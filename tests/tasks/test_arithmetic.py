@@ -130,7 +130,10 @@ def test_warm_start_labels():
 
 
 def test_warm_start_is_a_function_of_seed_and_step():
-  flat = lambda rows: np.concatenate(rows).tolist()
+
+  def flat(rows):
+    return np.concatenate(rows).tolist()
+
   task = tasks.make("arithmetic")
   a = task.sft_batches(1, 4, 32)
   b = tasks.make("arithmetic").sft_batches(1, 4, 32)

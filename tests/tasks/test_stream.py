@@ -47,7 +47,10 @@ def take_all(s, k):
 
 
 def test_addressed_rng_is_a_function_of_its_address():
-  draw = lambda *a: stream.addressed_rng(*a).integers(0, 2**62, 4).tolist()
+
+  def draw(*a):
+    return stream.addressed_rng(*a).integers(0, 2**62, 4).tolist()
+
   assert draw(1, "train", 5) == draw(1, "train", 5)
   seen = {
     tuple(draw(*a))

@@ -22,6 +22,7 @@ class Vocabulary(Protocol):
     pad_id, eos_id, bos_id, unk_id: special ids; None where there is none.
     eos_ids: every id that ends a completion, eos_id first.
     vocab_size: number of ids.
+    fingerprint: equal for vocabularies that give equal ids.
   """
 
   pad_id: int
@@ -30,6 +31,7 @@ class Vocabulary(Protocol):
   unk_id: int | None
   eos_ids: tuple[int, ...]
   vocab_size: int
+  fingerprint: str
 
   def encode(self, text: str) -> list[int]:
     """Ids of a text; adds no BOS and no EOS."""
@@ -60,6 +62,7 @@ class ByteTable:
     # from the padding must show as text that no answer contains.
     self._table = np.frombuffer(table + _STRAY.encode("latin-1"), np.uint8)
     self._encoding = encoding
+    self.fingerprint = f"{encoding} {table.hex()}"
     self.vocab_size = len(table)
 
   def decode_batch(self, tokens, lengths) -> list[str]:

@@ -6,6 +6,7 @@ training streams, the warm start and the seqio registration from it.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -63,7 +64,9 @@ class Options:
         f" {self.difficulty!r}"
       )
     if self.eval_on not in EVAL_ON:
-      raise ValueError(f"eval_on must be one of {EVAL_ON}, got {self.eval_on!r}")
+      raise ValueError(
+        f"eval_on must be one of {EVAL_ON}, got {self.eval_on!r}"
+      )
     if not 1 <= self.operations <= self.most_operations:
       raise ValueError(
         f"operations must lie in 1..{self.most_operations}, got"
@@ -74,7 +77,9 @@ class Options:
     if self.data_seed < 0:
       raise ValueError(f"data_seed must be >= 0, got {self.data_seed}")
     if not 0 <= self.label_noise <= 1:
-      raise ValueError(f"label_noise must lie in [0, 1], got {self.label_noise}")
+      raise ValueError(
+        f"label_noise must lie in [0, 1], got {self.label_noise}"
+      )
 
 
 @dataclasses.dataclass
@@ -233,10 +238,8 @@ class Drawn:
   def warm_start(self, seed: int, step: int, batch: int) -> base.SftBatch:
     """Plain training prompts with noisy completions."""
     rng = addressed_rng(seed, "warm", step)
-    options = self._options
-    rows = draw(
-      self._rule, rng, batch, options.operations, label_noise=options.label_noise
-    )
+    operations, noise = self._options.operations, self._options.label_noise
+    rows = draw(self._rule, rng, batch, operations, label_noise=noise)
     return rows.lists()
 
   def fixed_set(self) -> Prompts:
@@ -270,13 +273,11 @@ class Drawn:
     if split == "train" and self._options.num_prompts:
       yield from base.examples_of(self.fixed_set())
       return
-    block = 0
-    while True:
-      held_out = split == "evaluation"
-      yield from base.examples_of(
-        self.held_out_block(block) if held_out else self.train_block(seed, block)
-      )
-      block += 1
+    for block in itertools.count():
+      if split == "evaluation":
+        yield from base.examples_of(self.held_out_block(block))
+      else:
+        yield from base.examples_of(self.train_block(seed, block))
 
 
 def build(

@@ -83,7 +83,9 @@ class SeqioVocabulary(seqio.Vocabulary):
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     def encode(text):
-      return np.asarray(self.wrapped.encode(text.decode()), np.int32)
+      # bytes inside tf.data, an array of str when called eagerly
+      text = tf.compat.as_text(np.asarray(text, object).item())
+      return np.asarray(self.wrapped.encode(text), np.int32)
 
     ids = tf.numpy_function(encode, [s], tf.int32, stateful=False)
     ids.set_shape([None])
@@ -98,12 +100,13 @@ class SeqioVocabulary(seqio.Vocabulary):
     return tf.numpy_function(decode, [ids], tf.string, stateful=False)
 
   def __eq__(self, other: Any) -> bool:
+    mine = self.wrapped.fingerprint
     return (
-      isinstance(other, SeqioVocabulary) and self.wrapped is other.wrapped
+      isinstance(other, SeqioVocabulary) and mine == other.wrapped.fingerprint
     )
 
   def __hash__(self) -> int:
-    return id(self.wrapped)
+    return hash(self.wrapped.fingerprint)
 
 
 def register(

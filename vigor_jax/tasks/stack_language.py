@@ -76,7 +76,7 @@ def run(program: str, tests: list[list[int]]) -> list[int] | None:
 
 
 def score(completion: str, answer: str, **metadata) -> float:
-  """Share of metadata["tests"], rows (x, y, result), that the program passes."""
+  """Share of metadata["tests"], rows (x, y, result), that are passed."""
   tests = metadata["tests"]
   if completion == answer:
     return 1.0

@@ -66,10 +66,12 @@ class Prompts:
   def take(self, rows: Sequence[int]) -> "Prompts":
     """The given rows, in the given order."""
     rows = np.asarray(rows, np.int64)
-    lists = (self.tokens, self.texts, self.answers, self.metadata)
-    return Prompts(
-      self.positions[rows], self.uids[rows], *[[x[i] for i in rows] for x in lists]
-    )
+    chosen = []
+    for field in dataclasses.fields(Prompts):
+      values = getattr(self, field.name)
+      is_array = isinstance(values, np.ndarray)
+      chosen.append(values[rows] if is_array else [values[i] for i in rows])
+    return Prompts(*chosen)
 
   @staticmethod
   def concatenate(parts: Sequence["Prompts"]) -> "Prompts":

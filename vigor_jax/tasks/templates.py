@@ -72,7 +72,9 @@ TEMPLATES = {
 def check(name: str) -> None:
   """Raises ValueError unless the template exists."""
   if name not in TEMPLATES:
-    raise ValueError(f"template must be one of {sorted(TEMPLATES)}, got {name!r}")
+    raise ValueError(
+      f"template must be one of {sorted(TEMPLATES)}, got {name!r}"
+    )
 
 
 def render(

@@ -69,7 +69,9 @@ def _as_seqio(
   examples: list[records.Example], texts: list[str]
 ) -> Iterator[dict[str, Any]]:
   for uid, (example, text) in enumerate(zip(examples, texts)):
-    target = example.answer if example.completion is None else example.completion
+    target = example.completion
+    if target is None:
+      target = example.answer
     yield {
       "inputs": text,
       "targets": target,
