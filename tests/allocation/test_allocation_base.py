@@ -6,7 +6,8 @@ import allocation_helpers as helpers
 import numpy as np
 import pytest
 from vigor_jax import allocation
-from vigor_jax.allocation import base, variance
+from vigor_jax.allocation import variance
+from vigor_jax.allocation.addressed import addressed_uniform
 
 
 def make_groups(size=4, seed=0, step=0):
@@ -26,31 +27,31 @@ class TestAddressedUniform:
 
   def test_same_address_same_number_in_any_company(self):
     positions = np.array([5, 900, 17, 3])
-    together = base.addressed_uniform(1, 2, 3, positions)
-    alone = [base.addressed_uniform(1, 2, 3, [p])[0] for p in positions]
+    together = addressed_uniform(1, 2, 3, positions)
+    alone = [addressed_uniform(1, 2, 3, [p])[0] for p in positions]
     np.testing.assert_array_equal(together, alone)
 
   def test_far_apart_positions_agree_with_close_ones(self):
-    far = base.addressed_uniform(1, 2, 3, [7, 10**12])
-    assert far[0] == base.addressed_uniform(1, 2, 3, [7, 8])[0]
+    far = addressed_uniform(1, 2, 3, [7, 10**12])
+    assert far[0] == addressed_uniform(1, 2, 3, [7, 8])[0]
 
   @pytest.mark.parametrize(
       "address", [(9, 2, 3, 0), (1, 9, 3, 0), (1, 2, 9, 0), (1, 2, 3, 9)]
   )
   def test_every_part_of_the_address_counts(self, address):
-    one = base.addressed_uniform(1, 2, 3, np.arange(8))
-    other = base.addressed_uniform(*address[:3], np.arange(8), address[3])
+    one = addressed_uniform(1, 2, 3, np.arange(8))
+    other = addressed_uniform(*address[:3], np.arange(8), address[3])
     assert not np.isin(one, other).any()
 
   def test_is_uniform(self):
-    x = base.addressed_uniform(0, 0, 1, np.arange(20000))
+    x = addressed_uniform(0, 0, 1, np.arange(20000))
     # Standard errors: mean .0020, each tenth of the unit interval .0021.
     assert abs(x.mean() - 0.5) < 0.008
     shares = np.histogram(x, 10, (0, 1))[0] / len(x)
     assert np.abs(shares - 0.1).max() < 0.009
 
   def test_no_positions(self):
-    assert base.addressed_uniform(0, 0, 0, []).shape == (0,)
+    assert addressed_uniform(0, 0, 0, []).shape == (0,)
 
 
 class TestVariance:

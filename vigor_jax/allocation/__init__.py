@@ -12,11 +12,21 @@ import dataclasses
 from vigor_jax.allocation import base
 from vigor_jax.allocation.base import Allocator, Groups, Request
 from vigor_jax.allocation.buffer import RolloutBuffer
+from vigor_jax.allocation.cero import Cero
+from vigor_jax.allocation.dynamic_sampling import DynamicSampling
 from vigor_jax.allocation.eb_widening import EbWidening
+from vigor_jax.allocation.greso import Greso
+from vigor_jax.allocation.gvm import Gvm
+from vigor_jax.allocation.knapsack import Knapsack
 from vigor_jax.allocation.low_success_first import LowSuccessFirst
+from vigor_jax.allocation.pilot_commit import PilotCommit
+from vigor_jax.allocation.pods import Pods
 from vigor_jax.allocation.random_top import RandomTop
+from vigor_jax.allocation.reinforce_ada import ReinforceAda
+from vigor_jax.allocation.speed import Speed
 from vigor_jax.allocation.uniform import Uniform
 from vigor_jax.allocation.vigor import Vigor
+from vigor_jax.allocation.vip import Vip
 
 __all__ = [
     "REGISTRY",
@@ -34,6 +44,16 @@ REGISTRY: dict[str, type[Allocator]] = {
     "random_top": RandomTop,
     "low_success_first": LowSuccessFirst,
     "eb_widening": EbWidening,
+    "dynamic_sampling": DynamicSampling,
+    "pods": Pods,
+    "greso": Greso,
+    "vip": Vip,
+    "cero": Cero,
+    "knapsack": Knapsack,
+    "gvm": Gvm,
+    "reinforce_ada": ReinforceAda,
+    "pilot_commit": PilotCommit,
+    "speed": Speed,
 }
 
 

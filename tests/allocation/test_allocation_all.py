@@ -1,0 +1,127 @@
+"""What every registered allocator must do."""
+
+import json
+import warnings
+
+import allocation_helpers as helpers
+import numpy as np
+import pytest
+from vigor_jax import allocation
+from vigor_jax.allocation import prediction
+
+NAMES = sorted(allocation.REGISTRY)
+# They may end before the budget does.
+AT_MOST = {"dynamic_sampling", "greso", "pilot_commit"}
+
+
+def population(uids):
+  kind = np.random.default_rng(3).random(100_000)[uids]
+  return np.where(kind < 0.4, 0.99, np.where(kind < 0.7, 0.02, 0.4))
+
+
+def steps(allocator, stream, reward, first, last, **kwargs):
+  out = []
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", RuntimeWarning)
+    for step in range(first, last):
+      groups = allocator.begin(stream, step)
+      group = drive(allocator, groups, reward, **kwargs)
+      allocator.end(groups)
+      stream.advance(groups.consumed)
+      out.append((groups, group))
+  return out
+
+
+def drive(allocator, groups, reward, shuffle=None, pieces=1):
+  log = []
+  for request in prediction.requests(allocator, groups):
+    group = np.repeat(np.arange(len(groups)), request.counts)
+    before = groups.counts - request.counts
+    first = np.cumsum(request.counts) - request.counts
+    sample = np.arange(len(group)) - first[group] + before[group]
+    rewards = reward(groups, group, sample)
+    order = np.arange(len(group))
+    if shuffle is not None:
+      shuffle.shuffle(order)
+    for part in np.array_split(order, pieces):
+      groups.add(group[part], rewards[part])
+    log.append((group, sample, rewards))
+  return [np.concatenate(x) for x in zip(*log)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEvery:
+
+  @pytest.mark.parametrize("data_set", [None, 80])
+  @pytest.mark.parametrize("p", [0.0, 0.3, 1.0, None])
+  def test_budget(self, name, data_set, p):
+    allocator = helpers.make(name)
+    reward = helpers.bernoulli(
+        population if p is None else (lambda uids: np.full(len(uids), p))
+    )
+    for groups, (group, sample, rewards) in steps(
+        allocator, helpers.Stream(data_set), reward, 0, 3
+    ):
+      assert len(groups) == allocator.max_prompts
+      assert groups.spent <= 256
+      if name not in AT_MOST:
+        assert groups.spent == 256
+      np.testing.assert_array_equal(
+          groups.counts, np.sum(groups.round_counts, axis=0)
+      )
+      assert groups.counts.max() <= allocator.largest_group()
+      assert (groups.n == groups.counts).all()
+      assert (groups.opened == (groups.counts > 0)).all()
+      assert (groups.consumed | ~groups.opened).all()
+      for mode in allocation.base.TRAIN_ON:
+        allocator.train_on = mode
+        selected = allocator.select(groups)
+        assert selected.dtype == bool and (selected <= groups.opened).all()
+        kept = allocator.keep_rollouts(groups, group, sample, rewards)
+        assert kept.dtype == bool and (kept <= selected[group]).all()
+
+  def test_order_of_arrival_does_not_matter(self, name):
+    seen = set()
+    for seed in range(3):
+      allocator = helpers.make(name)
+      out = steps(
+          allocator, helpers.Stream(80), helpers.bernoulli(population), 0, 3,
+          shuffle=np.random.default_rng(seed), pieces=seed + 1,
+      )  # fmt: skip
+      decisions = [g.counts.tolist() for g, _ in out]
+      seen.add(json.dumps([decisions, allocator.state_dict()]))
+    assert len(seen) == 1
+
+  def test_state_goes_through_json(self, name):
+    reward = helpers.bernoulli(population)
+    whole, stream = helpers.make(name), helpers.Stream(80)
+    expected = steps(whole, stream, reward, 0, 5)
+    first, stream = helpers.make(name), helpers.Stream(80)
+    steps(first, stream, reward, 0, 3)
+    second = helpers.make(name)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    found = steps(second, stream, reward, 3, 5)
+    for (a, _), (b, _) in zip(expected[3:], found):
+      assert a.counts.tolist() == b.counts.tolist()
+      assert a.consumed.tolist() == b.consumed.tolist()
+    assert whole.state_dict() == second.state_dict()
+
+  def test_graded_rewards(self, name):
+    def reward(groups, group, sample):
+      return (groups.uids[group] * 5 + sample * 3) % 9 / 8
+
+    for groups, _ in steps(helpers.make(name), helpers.Stream(80), reward, 0, 2):
+      assert 0 < groups.spent <= 256
+
+  def test_options_survive_a_mapping(self, name):
+    cls = allocation.REGISTRY[name].Options
+    values = vars(cls())
+    assert allocation.make_options(name, values) == cls()
+    assert cls.__doc__ and allocation.REGISTRY[name].__doc__
+
+  def test_two_allocators_do_not_share_state(self, name):
+    reward = helpers.bernoulli(population)
+    one = helpers.make(name)
+    before = json.dumps(helpers.make(name).state_dict())
+    steps(one, helpers.Stream(80), reward, 0, 2)
+    assert json.dumps(helpers.make(name).state_dict()) == before
