@@ -89,6 +89,10 @@ def _intervals(node: Node) -> tuple[str | None, list[tuple]] | None:
   if node[0] == "tuple" and len(node[3]) == 2:
     low, high = node[3]
     return None, [(low, node[1] == "[", high, node[2] == "]")]
+  if node == ("sym", "R"):
+    return None, [(("neg", infinity), False, infinity, False)]
+  if node[0] == "without":
+    return _reals_without(node)
   if node[0] == "union":
     pieces: list[tuple] = []
     for item in node[1]:
@@ -100,6 +104,9 @@ def _intervals(node: Node) -> tuple[str | None, list[tuple]] | None:
   if node[0] == "rel":
     parts = list(node[1])
     ops = parts[1::2]
+    if ops == ["!="] and parts[0][0] == "sym":
+      found = _reals_without(("without", ("sym", "R"), ("set", [parts[2]])))
+      return found and (parts[0][1], found[1])
     if any(op not in ("<", "<=", ">", ">=") for op in ops):
       return None
     if ops[0] in (">", ">="):  # Turn it round: all signs point one way.
@@ -132,6 +139,24 @@ def _intervals(node: Node) -> tuple[str | None, list[tuple]] | None:
       if len(lows) == len(highs) == 1 and lows[0] is not highs[0]:
         return name, [(lows[0][0], lows[0][1], highs[0][2], highs[0][3])]
   return None
+
+
+def _reals_without(node: Node) -> tuple[str | None, list[tuple]] | None:
+  r"""The real line without finitely many points: \mathbb{R} \setminus \{0, 1\}."""
+  infinity = ("const", "inf")
+  whole = _intervals(normal(node[1]))
+  if whole is None or len(whole[1]) != 1:
+    return None
+  ends = whole[1][0][0], whole[1][0][2]
+  if ends != (("neg", infinity), infinity):
+    return None
+  points = node[2][1] if node[2][0] == "set" else [node[2]]
+  try:
+    points = sorted(points, key=evaluate.exact)
+  except ValueError:  # Points that cannot be ordered exactly.
+    return None
+  edges = [("neg", infinity), *points, infinity]
+  return None, [(a, False, b, False) for a, b in zip(edges, edges[1:])]
 
 
 def _same_intervals(a, b) -> bool:

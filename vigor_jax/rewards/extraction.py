@@ -13,14 +13,15 @@ from vigor_jax.rewards import answer_text
 from vigor_jax.rewards import latex
 from vigor_jax.rewards.latex_clean import strip_marks
 
-_MAX_ANSWER = 20_000
+# A statement is read this far, and a last line this far from its end.
+_MAX_STATEMENT = 2_000
 _CONNECTOR = re.compile(
     r"(?:[\s$,;&.]|\\[()\[\],;:! ]|\\q?quad|\band\b|\bor\b|\\text\s*\{\s*(?:and|or)"
-    r"\s*,?\s*\}|及|和|或)*",
+    r"\s*,?\s*\}|(?<![A-Za-z])[A-Za-z]\s*=|及|和|或)*",
     re.I,
 )
 _LABEL = re.compile(
-    r"(?:final\s+|correct\s+)?answer(?:\s+to\s+[^.:\n]{1,80})?[*_`\s]*"
+    r"(?:final\s+|correct\s+)?answers?(?:\s+to\s+[^.:\n]{1,80})?[*_`\s]*"
     r"(?::|=|\bis\b|\bare\b)(?:\s*[:=])?[*_`\s]*",
     re.I,
 )
@@ -81,7 +82,7 @@ def _math_segments(text: str) -> list[tuple[int, int, str]]:
 
 def _statement(text: str) -> str | None:
   """The answer within "the answer is <text>", up to the end of its sentence."""
-  text = text.lstrip()[:_MAX_ANSWER]
+  text = text[: 4 * _MAX_STATEMENT].lstrip()[:_MAX_STATEMENT]
   line = text.split("\n", 1)[0] if text.split("\n", 1)[0].strip(" *_$`") else text
   end = _SENTENCE_END.search(line)
   sentence = strip_marks(line[: end.start()] if end else line)
@@ -108,7 +109,7 @@ def _statement(text: str) -> str | None:
 
 
 def _last_line(text: str) -> str | None:
-  lines = [line for line in text[-_MAX_ANSWER:].splitlines() if line.strip()]
+  lines = [line for line in text[-_MAX_STATEMENT:].splitlines() if line.strip()]
   if not lines:
     return None
   line = lines[-1].strip()

@@ -1,8 +1,8 @@
 """The verdict on one mathematical answer, without limits on time or memory.
 
 First what reading alone decides (equal texts, choices, words), then our own
-grammar with exact arithmetic; math-verify is asked only about what that grammar
-cannot read, and must agree in both directions.
+grammar with exact arithmetic; math-verify is asked only about commands that the
+grammar does not have, and must agree in both directions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z '.,-]*")
 _APPROXIMATELY = re.compile(
     r"\A\s*(?:\\approx|\\simeq|\\sim|≈|approximately|about|roughly|=)\s*", re.I
 )
+_LEAD = re.compile(r"\A[A-Za-z][A-Za-z ,'-]*(?:\bis\b|\bare\b|:)\s*(?=\S)")
+_ASIDE = re.compile(r"\s*\(\s*[A-Za-z][A-Za-z ]{2,}\)\Z")
 _NOT_A_VALUE = frozenset(("nan", "inf", "none", "null", "undefined", "error"))
+
+
+# math-verify's parser takes minutes for what is longer or deeply nested.
+_MAX_SECOND = 500
 
 
 def squeeze(text: str) -> str:
@@ -77,7 +83,7 @@ def _words(text: str) -> str | None:
 def _readings(text: str) -> list[tuple[str, str]]:
   """(value, unit) pairs that a cleaned text may mean."""
   texts = [text]
-  bare = _APPROXIMATELY.sub("", text)
+  bare = _ASIDE.sub("", _APPROXIMATELY.sub("", _LEAD.sub("", text)))
   if bare and bare != text:
     texts.append(bare)
   joined = _THOUSANDS.sub(lambda m: m[0].replace(",", ""), texts[-1])
@@ -91,14 +97,18 @@ def _readings(text: str) -> list[tuple[str, str]]:
   return out
 
 
-def _parse_all(text: str) -> list[tuple[latex.Node, str]]:
+def _parse_all(text: str) -> tuple[list[tuple[latex.Node, str]], bool]:
+  """What a text may mean, and whether an unknown command is why not more."""
   out = []
+  unknown = False
   for value, unit in _readings(text):
     try:
       out.append((latex.parse(value), unit))
-    except (latex.Unreadable, ValueError, RecursionError):
+    except latex.UnknownCommand:
+      unknown = True
+    except (latex.Unreadable, RecursionError):
       continue
-  return out
+  return out, unknown
 
 
 def _same_with_units(a, b) -> bool:
@@ -146,19 +156,35 @@ def judge(gold: str, text: str) -> bool:
   verdict = quick(gold, text)
   if verdict is not None:
     return verdict
-  golds, texts = _parse_all(gold), _parse_all(text)
+  (golds, gold_unknown), (texts, text_unknown) = map(_parse_all, (gold, text))
+  if all(r and units.lookup(r[0][1]) for r in (golds, texts)):
+    return _same_with_units(golds[0], texts[0])
   for g in golds:
     for t in texts:
       # A unit on one side is dropped only if the other side has none at all.
       if _same_with_units(g, t):
         return True
-  if golds and texts:
-    return False
-  return _second_opinion(gold, text)
+  # What is no answer in any grammar ("4 10/3") is not asked about: math-verify
+  # would match a part of it.
+  if (golds or gold_unknown) and (texts or text_unknown):
+    if not (golds and texts):
+      return _second_opinion(gold, text)
+  return False
+
+
+def _too_deep(text: str) -> bool:
+  depth = 0
+  for char in text:
+    depth += (char in "({[") - (char in ")}]")
+    if depth > 12:
+      return True
+  return False
 
 
 def _second_opinion(gold: str, text: str) -> bool:
   """What math-verify says; only equal in both directions is equal."""
+  if max(len(gold), len(text)) > _MAX_SECOND or _too_deep(gold + text):
+    return False
   import math_verify  # Half a second and 60 MB: only where it is needed.
 
   # Its notices that the limits are the caller's job: they are, see `math`.
@@ -178,6 +204,17 @@ def _second_opinion(gold: str, text: str) -> bool:
   return all(
       math_verify.verify(a, b, timeout_seconds=None)
       for a, b in (parsed, parsed[::-1])
+  )
+
+
+def readable(text: str) -> bool:
+  """True when a cleaned gold answer is one that `judge` can compare by value.
+
+  A choice, words, or a text of the grammar; anything else is still compared as
+  text and by math-verify.
+  """
+  return bool(
+      _choice(text) or _words(text) is not None or _parse_all(text)[0]
   )
 
 

@@ -9,7 +9,7 @@ r"""A parser for the answers models write: LaTeX, plain text, or a mixture.
   ("func", name, a)  ("log", base, a)  ("root", a, n)  ("fact", a)
   ("binom", n, k)  ("percent", a)  ("degree", a)  ("base", digits, base)
   ("tuple", open, close, items)  ("set", items)  ("matrix", rows)
-  ("list", items, by_or)  ("union", items)  ("ratio", items)
+  ("list", items, by_or)  ("union", items)  ("without", a, b)  ("ratio", items)
   ("rel", [a, op, b, op, c ...])  ops: = < <= > >= != in
 
 What it cannot read raises `Unreadable`: nothing is skipped silently, so no part
@@ -56,6 +56,10 @@ _SPACE = re.compile(r"\s+")
 
 class Unreadable(ValueError):
   """The text is not one answer of this grammar."""
+
+
+class UnknownCommand(Unreadable):
+  """A LaTeX command or environment that this grammar does not have."""
 
 
 class _Tok:
@@ -160,7 +164,11 @@ class _Parser:
     while self._peek() == "\\cup":
       self._take()
       items.append(self._ratio())
-    return items[0] if len(items) == 1 else ("union", items)
+    node = items[0] if len(items) == 1 else ("union", items)
+    if self._peek() in ("\\setminus", "\\backslash"):
+      self._take()
+      node = ("without", node, self._ratio())
+    return node
 
   def _ratio(self) -> Node:
     items = [self._sum()]
@@ -216,7 +224,7 @@ class _Parser:
     if token == "|":
       return self._bars == 0
     return kind == "cmd" and token not in (
-        "\\in", "\\cup", "\\}", "\\rfloor", "\\rceil", "\\end", "\\|",
+        "\\in", "\\cup", "\\setminus", "\\backslash", "\\}", "\\rfloor", "\\rceil", "\\end", "\\|",
     )
 
   def _power(self) -> Node:
@@ -238,6 +246,8 @@ class _Parser:
           node = ("pow", node, self._exponent())
       elif token == "!":
         self._take()
+        if self._peek() == "!":
+          raise Unreadable("a double factorial")
         node = ("fact", node)
       elif token == "%":
         self._take()
@@ -449,7 +459,7 @@ class _Parser:
       return ("func", name[1:], node)
     if name == "begin":
       return self._matrix()
-    raise Unreadable(f"unknown command {token}")
+    raise UnknownCommand(f"unknown command {token}")
 
   def _function(self, name: str) -> Node:
     power = base = None
@@ -503,8 +513,10 @@ class _Parser:
     if kind == "array" and self._peek() == "{":
       while self._take() != "}":  # Column specification.
         pass
+    if kind in ("cases", "aligned", "gathered"):
+      return self._cases(kind)
     if kind not in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "array"):
-      raise Unreadable(f"environment {kind}")
+      raise UnknownCommand(f"environment {kind}")
     rows: list[list[Node]] = [[]]
     while self._peek() != "\\end":
       rows[-1].append(self._relation())
@@ -521,6 +533,18 @@ class _Parser:
     if len({len(row) for row in rows}) != 1:
       raise Unreadable("rows of different length")
     return ("matrix", rows)
+
+  def _cases(self, kind: str) -> Node:
+    """Equations one below the other, as a list; no piecewise functions."""
+    items = [self._relation()]
+    while self._peek() in ("\\\\", ","):
+      self._take()
+      if self._peek() not in ("\\\\", "\\end"):
+        items.append(self._relation())
+    self._take("\\end")
+    if self._environment() != kind:
+      raise Unreadable("an environment that does not close")
+    return ("list", items, False)
 
   def _environment(self) -> str:
     self._take("{")

@@ -53,7 +53,7 @@ _TEXT = re.compile(
     r"\s*\{([^{}]*)\}"
 )
 _COMMANDS = (
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\(?:[dtcs]|nice)frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
     (re.compile(r"\\(?:cdot|times|ast|star)(?![A-Za-z])"), "*"),
     (re.compile(r"\\div(?![A-Za-z])|\\slash(?![A-Za-z])"), "/"),
@@ -88,6 +88,12 @@ _THOUSANDS_GAP = re.compile(
     r"(?<![0-9.,/^])[0-9]{1,3}(?: [0-9]{3})+(?![0-9]|\s*/)"
 )
 _DEGREES = re.compile(r"\s*(?<=[0-9}\s])degrees?\b", re.I)
+_TEMPERATURE = re.compile(
+    r"(?:\\degree|\^\s*\\circ|\^\s*\{\s*\\circ\s*\})[\s{]*([CF])\b\s*\}?"
+)
+_REPEATING = re.compile(
+    r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{([0-9]{1,30})\}"
+)
 _CONNECT_AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])|&(?=\s*\\text)", re.I)
 _CONNECT_OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])", re.I)
 
@@ -106,6 +112,14 @@ def _characters(text: str) -> str:
     else:
       out.append(char)
   return "".join(out)
+
+
+def _repeating(match: re.Match[str]) -> str:
+  """0.1 followed by a period of 6, as the fraction it is."""
+  whole, fixed, period = match[1] or "0", match[2], match[3]
+  nines = 10 ** len(period) - 1
+  top = int(whole + fixed) * nines + int(period)
+  return f"({top}/{nines * 10 ** len(fixed)})"
 
 
 def clean(text: str) -> str:
@@ -128,6 +142,10 @@ def clean(text: str) -> str:
   for pattern, replacement in _COMMANDS:
     text = pattern.sub(replacement, text)
   text = _TEXT.sub(r" \1 ", text)
+  text = _REPEATING.sub(_repeating, text)
+  text = _TEMPERATURE.sub(
+      lambda m: " celsius" if m[1] == "C" else " fahrenheit", text
+  )
   text = _STYLE.sub("", text)
   text = _PRIME.sub(r"\1", text)
   text = text.replace("\x00", "\\\\")
@@ -148,6 +166,8 @@ def strip_marks(text: str) -> str:
       text = text[1:-1]
     if text.startswith("$") and text.endswith("$") and len(text) > 1:
       text = text.strip("$")
+    if text.endswith("\\") and not text.endswith("\\\\"):
+      text = text[:-1]  # Half of a "\\ " whose blank was stripped.
     if text[-1:] in (".", ",", ";", ":", "。") and text[-2:-1] != "\\":
       text = text[:-1]
     for opening, closing in (("\\(", "\\)"), ("\\[", "\\]")):

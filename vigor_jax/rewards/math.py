@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from vigor_jax.rewards import extraction
 from vigor_jax.rewards import judge
+from vigor_jax.rewards import latex
 from vigor_jax.rewards import pool
 from vigor_jax.rewards import scorer
 from vigor_jax.rewards import worker
@@ -25,6 +26,9 @@ def _answers(completion: str, answer: str) -> tuple[str, str] | None:
   found = extraction.final_answer(completion[-MAX_COMPLETION:])
   if not gold or not found:
     return None
+  if max(len(gold), len(found)) > latex.MAX_CHARS:
+    # No grammar reads so much; the texts may still be equal.
+    return "".join(gold.split()), "".join(found.split())
   return judge.cleaned(gold, found)
 
 
@@ -32,7 +36,11 @@ def _judge(completion: str, answer: str, **metadata) -> float:
   """`verify` in this process, without limits."""
   del metadata
   pair = _answers(completion, answer)
-  return float(pair is not None and judge.judge(*pair))
+  if pair is None:
+    return 0.0
+  if max(map(len, pair)) > latex.MAX_CHARS:
+    return float(pair[0] == pair[1])
+  return float(judge.judge(*pair))
 
 
 def verify(completion: str, answer: str, **metadata) -> float:
@@ -56,12 +64,31 @@ def verify(completion: str, answer: str, **metadata) -> float:
   verdict = _cache.get(key)
   if verdict is not None:
     return verdict
+  # What reading alone decides needs no worker.
+  pair = _answers(completion, answer)
+  if pair is None or max(map(len, pair)) > latex.MAX_CHARS:
+    return float(pair is not None and pair[0] == pair[1])
+  known = judge.quick(*pair)
+  if known is not None:
+    return float(known)
   outcome = pool.shared().submit(
       verify, "vigor_jax.rewards.math:verify", completion, answer, metadata
   ).result()
   if outcome.reason != "wall":
     _cache.put(key, outcome.verdict)
   return outcome.verdict
+
+
+def problem(answer: str) -> str | None:
+  """What is wrong with a gold answer, for loaders; None when it can be used."""
+  gold = extraction.gold_answer(answer)
+  if not gold:
+    return "the gold answer is empty"
+  if len(gold) > latex.MAX_CHARS:
+    return f"the gold answer is longer than {latex.MAX_CHARS} characters"
+  if not judge.readable(judge.cleaned(gold, "")[0]):
+    return f"the gold answer {gold[:80]!r} cannot be compared by value"
+  return None
 
 
 def _warm_up() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_METRE = {"km": 1000, "m": 1, "dm": Fraction(1, 10), "cm": Fraction(1, 100),
-          "mm": Fraction(1, 1000)}
 _TABLE: dict[str, tuple[str, Fraction]] = {}
 
 
@@ -41,6 +39,8 @@ _add("money", 1, "dollar", "usd")
 _add("money", Fraction(1, 100), "cent")
 _add("angle", 1, "degree")
 _add("radian", 1, "radian", "rad")
+_add("celsius", 1, "celsius")
+_add("fahrenheit", 1, "fahrenheit")
 _add("am", 1, "am", "a.m")
 _add("pm", 1, "pm", "p.m")
 _add("speed", Fraction(1000, 3600), "km/h", "kmh", "kph", "km/hr",
