@@ -9,6 +9,9 @@ from vigor_jax import allocation
 from vigor_jax import tasks
 from vigor_jax.config import fields
 from vigor_jax.config.defaults import options_section
+from vigor_jax.policy import advantages
+from vigor_jax.policy import aggregators
+from vigor_jax.policy import loss_table
 
 ConfigError = fields.ConfigError
 
@@ -25,11 +28,9 @@ CHOICES = {
   "model.family": tuple(FAMILIES),
   "model.dtype": ("float32", "bfloat16"),
   "model.param_dtype": ("float32", "bfloat16"),
-  "policy.loss": ("grpo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce"),
-  "policy.advantage": ("grpo", "dr_grpo", "rloo", "predictable"),
-  "policy.aggregator": (
-    "prompt_mean", "rollout_mean", "token_mean", "constant"
-  ),
+  "policy.loss": tuple(loss_table.LOSSES),
+  "policy.advantage": tuple(advantages.ADVANTAGES),
+  "policy.aggregator": tuple(aggregators.AGGREGATORS),
   "policy.denominator": ("all", "informative"),
   "policy.kl.form": ("k1", "k2", "k3"),
   "policy.old_logprobs": ("sampler", "trainer"),
@@ -59,8 +60,8 @@ RANGES = {
   "mesh.data": "[-1, inf)",
   "mesh.fsdp": "[1, inf)",
   "mesh.tensor": "[1, inf)",
-  "policy.clip_low": "[0, 1]",
-  "policy.clip_high": "[0, inf)",
+  "policy.clip_low": "[-1, 1]",
+  "policy.clip_high": "[-1, inf)",
   "policy.kl.coef": "[0, inf)",
   "policy.updates_per_step": "[1, inf)",
   "policy.minibatches": "[1, inf)",

@@ -100,8 +100,8 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     advantage="dr_grpo",
     aggregator="rollout_mean",
     denominator="all",  # Rollouts that the mean runs over.
-    clip_low=0.2,
-    clip_high=0.2,
+    clip_low=-1.0,  # The ratio is held above 1 - this; -1: as published.
+    clip_high=-1.0,  # And below 1 + this; -1: as published with the loss.
     kl=config_dict.create(coef=0.0, form="k3"),
     updates_per_step=1,
     minibatches=1,

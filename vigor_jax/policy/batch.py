@@ -107,19 +107,33 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
   """
   order = buffer.order()
   group, sample = buffer.group[order], buffer.sample[order]
+  shaped = buffer.shaped[order]
   keep = allocator.keep_rollouts(groups, group, sample, buffer.reward[order])
+  # Statistics over all rollouts of a prompt, those not trained on included.
+  everything = np.bincount(group, shaped, len(groups)) / np.maximum(
+      np.bincount(group, minlength=len(groups)), 1)
   order, group, sample = order[keep], group[keep], sample[keep]
-  rewards, lengths = buffer.shaped[order], buffer.lengths[order]
-  kwargs = {}
-  if estimator.advantage == "predictable":
-    kwargs["round_index"] = round_index(groups.round_counts, group, sample)
-  if estimator.advantage == "global_mean":
-    kwargs["history"] = groups.mean()[group]
+  rewards, lengths = shaped[keep], buffer.lengths[order]
+  inputs = {
+      "round_index": lambda: round_index(groups.round_counts, group, sample),
+      "history": lambda: everything[group],
+  }
+  needs = advantages_lib.ADVANTAGES[estimator.advantage].needs
   advantage = advantages_lib.compute(
       estimator.advantage, rewards, group, eps=estimator.eps,
-      ddof=estimator.ddof, **kwargs)
+      ddof=estimator.ddof, **{name: inputs[name]() for name in needs})
   informative = advantages_lib.informative(rewards, group)
 
+  weight, denominator = aggregators.weights(
+      estimator.aggregator, group, lengths, budget=max(len(order), 1),
+      max_new_tokens=estimator.max_new_tokens,
+      num_prompts=max(len(np.unique(group)), 1),
+      denominator=estimator.denominator, informative=informative,
+      level=losses.LOSSES[estimator.loss].level)
+
+  # A minibatch keeps its rollouts' weights in the whole step and takes its
+  # share of the denominator, so that a prompt counts the same however its
+  # rollouts were dealt out.
   parts = [np.arange(len(order))]
   if estimator.minibatches > 1:
     rng = np.random.Generator(np.random.Philox(
@@ -129,24 +143,18 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
   minibatches, active, shares = [], 0, []
   for part in parts:
     part = np.sort(part)
-    weight, denominator = aggregators.weights(
-        estimator.aggregator, group[part], lengths[part],
-        budget=max(len(part), 1),
-        max_new_tokens=estimator.max_new_tokens,
-        num_prompts=max(len(np.unique(group[part])), 1),
-        denominator=estimator.denominator, informative=informative[part],
-        level=losses.LOSSES[estimator.loss].level)
     use = np.ones(len(part), bool)
     if not estimator.keep_all:
-      use = (advantage[part] != 0) & (weight != 0)
+      use = (advantage[part] != 0) & (weight[part] != 0)
     rows = part[use]
     packed, num_micro = packing.pack(
         group[rows], prompts, buffer.tokens[order[rows]], lengths[rows],
-        advantage[rows], weight[use], buffer.logprobs[order[rows]],
+        advantage[rows], weight[rows], buffer.logprobs[order[rows]],
         row_length=estimator.row_length,
         rows_per_micro=estimator.rows_per_micro,
         max_micro=estimator.max_micro(buffer.budget))
-    minibatches.append(Minibatch(packed, num_micro, denominator))
+    minibatches.append(
+        Minibatch(packed, num_micro, denominator / len(parts)))
     active += len(rows)
     shares.append(packing.useful_share(packed))
   return Batch(minibatches, advantage, order, active, float(np.mean(shares)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from vigor_jax.policy import batch as batch_lib
+from vigor_jax.policy import loss_table
 from vigor_jax.policy import transformer
 from vigor_jax.policy import update as update_lib
 from vigor_jax.sampling import sampler as sampler_lib
@@ -48,8 +49,11 @@ def objective_of(config) -> update_lib.Objective:
   old = policy.old_logprobs
   if old == "trainer" and single:
     old = "current"  # Nothing moves before the only update: ratio 1.
+  published = loss_table.default_clips(policy.loss)
+  low, high = (value if value >= 0 else default for value, default in zip(
+      (policy.clip_low, policy.clip_high), published))
   return update_lib.Objective(
-      loss=policy.loss, clip_low=policy.clip_low, clip_high=policy.clip_high,
+      loss=policy.loss, clip_low=low, clip_high=high,
       old=old, kl_form=policy.kl.form, kl_coef=policy.kl.coef,
       importance_cap=policy.rollout_is_cap,
       temperature=config.sampling.temperature, remat=policy.remat)
