@@ -79,3 +79,50 @@ def run_step(allocator, stream, reward, step=0, **kwargs):
   allocator.end(groups)
   stream.advance(groups.consumed)
   return groups
+
+
+def stream_step(
+    allocator, groups, reward, *, slots, lengths, lag=1, shuffle=None
+):
+  """Plays a streaming rule on `slots` decode slots, chunk by chunk.
+
+  Args:
+    lengths: chunks of (group, sample).
+    lag: chunks between a row's end and its verdict being visible.
+    shuffle: generator that permutes verdicts of one chunk.
+
+  Returns:
+    (chunks, busy slot-chunks, chunks in which a slot idled although budget
+    was left).
+  """
+  clock = busy = waits = 0
+  rows = []  # (end, group, sample) of rows in flight
+  verdicts = []  # (visible from, group, sample)
+  started = np.zeros(len(groups), int)
+  while True:
+    due = [v for v in verdicts if v[0] <= clock]
+    verdicts = [v for v in verdicts if v[0] > clock]
+    if due:
+      if shuffle is not None:
+        shuffle.shuffle(due)
+      group = np.array([v[1] for v in due])
+      sample = np.array([v[2] for v in due])
+      groups.add(group, reward(groups, group, sample))
+    while free := slots - len(rows):
+      request = allocator.grant(groups, free)
+      if request is None:
+        break
+      assert 0 < request.total <= free
+      for g in np.flatnonzero(request.counts):
+        for _ in range(request.counts[g]):
+          sample = int(started[g])
+          rows.append((clock + lengths(groups, g, sample), g, sample))
+          started[g] += 1
+    if not rows and not verdicts:
+      return clock, busy, waits
+    busy += len(rows)
+    waits += len(rows) < slots and groups.spent < allocator.budget
+    clock += 1
+    ended = [r for r in rows if r[0] <= clock]
+    rows = [r for r in rows if r[0] > clock]
+    verdicts += [(clock + lag, g, s) for _, g, s in ended]

@@ -7,7 +7,6 @@ import allocation_helpers as helpers
 import numpy as np
 import pytest
 from vigor_jax import allocation
-from vigor_jax.allocation import prediction
 
 NAMES = sorted(allocation.REGISTRY)
 # They may end before the budget does.
@@ -25,28 +24,11 @@ def steps(allocator, stream, reward, first, last, **kwargs):
     warnings.simplefilter("ignore", RuntimeWarning)
     for step in range(first, last):
       groups = allocator.begin(stream, step)
-      group = drive(allocator, groups, reward, **kwargs)
+      log = helpers.play(allocator, groups, reward, **kwargs)
       allocator.end(groups)
       stream.advance(groups.consumed)
-      out.append((groups, group))
+      out.append((groups, log))
   return out
-
-
-def drive(allocator, groups, reward, shuffle=None, pieces=1):
-  log = []
-  for request in prediction.requests(allocator, groups):
-    group = np.repeat(np.arange(len(groups)), request.counts)
-    before = groups.counts - request.counts
-    first = np.cumsum(request.counts) - request.counts
-    sample = np.arange(len(group)) - first[group] + before[group]
-    rewards = reward(groups, group, sample)
-    order = np.arange(len(group))
-    if shuffle is not None:
-      shuffle.shuffle(order)
-    for part in np.array_split(order, pieces):
-      groups.add(group[part], rewards[part])
-    log.append((group, sample, rewards))
-  return [np.concatenate(x) for x in zip(*log)]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,6 +14,7 @@ from vigor_jax.allocation.base import Allocator, Groups, Request
 from vigor_jax.allocation.buffer import RolloutBuffer
 from vigor_jax.allocation.cero import Cero
 from vigor_jax.allocation.dynamic_sampling import DynamicSampling
+from vigor_jax.allocation.eb_streaming import EbStreaming
 from vigor_jax.allocation.eb_widening import EbWidening
 from vigor_jax.allocation.greso import Greso
 from vigor_jax.allocation.gvm import Gvm
@@ -24,6 +25,7 @@ from vigor_jax.allocation.pods import Pods
 from vigor_jax.allocation.random_top import RandomTop
 from vigor_jax.allocation.reinforce_ada import ReinforceAda
 from vigor_jax.allocation.speed import Speed
+from vigor_jax.allocation.streaming_vigor import StreamingVigor
 from vigor_jax.allocation.uniform import Uniform
 from vigor_jax.allocation.vigor import Vigor
 from vigor_jax.allocation.vip import Vip
@@ -44,6 +46,8 @@ REGISTRY: dict[str, type[Allocator]] = {
     "random_top": RandomTop,
     "low_success_first": LowSuccessFirst,
     "eb_widening": EbWidening,
+    "streaming_vigor": StreamingVigor,
+    "eb_streaming": EbStreaming,
     "dynamic_sampling": DynamicSampling,
     "pods": Pods,
     "greso": Greso,

@@ -152,7 +152,17 @@ def pool_counts(tallies: list[np.ndarray]) -> np.ndarray:
 
 
 def greedy(
-    n, opened: int, value, slope, new_value, new_slope, keys, budget, cap, m0
+    n,
+    opened: int,
+    value,
+    slope,
+    new_value,
+    new_slope,
+    keys,
+    budget,
+    cap,
+    m0,
+    overdraw: int = 0,
 ):
   """Spends `budget` rollouts one at a time on the largest marginal value.
 
@@ -169,9 +179,11 @@ def greedy(
     budget: rollouts to spend.
     cap: rollouts per prompt; rises by one whenever nothing else is left.
     m0: rollouts an unopened prompt takes.
+    overdraw: rollouts that opening a last prompt may cost beyond the budget.
 
   Returns:
-    (counts int64 [M] to add, the cap at the end).
+    (counts int64 [M] to add, the cap at the end). The counts add up to the
+    budget, or to at most `overdraw` more, due for the last opened prompt.
   """
   size = len(n)
   start = np.asarray(n, np.int64)
@@ -196,17 +208,17 @@ def greedy(
 
   # 1. Pairs worth at least as much as a new prompt, while one can be opened.
   active = opened
-  if active < size and left >= m0:
+  if active < size and left + overdraw >= m0:
     # With fewer than m0 left the new prompt no longer competes, but by then
     # the best pairs are the same ones.
     left -= spend(cap, left, new_value, active)
     # 2. New prompts; their own further rollouts are worth less than opening.
-    fresh = min(size - active, left // m0)
+    fresh = min(size - active, (left + overdraw) // m0 if left else 0)
     counts[active : active + fresh] += m0
     active += fresh
     left -= fresh * m0
   # 3. What remains goes to the best pairs; the cap rises when none is left.
-  while left:
+  while left > 0:
     if not active:
       raise ValueError(f"{left} rollouts left and no prompt to give them to")
     left -= spend(cap, left, -np.inf, active)
@@ -256,23 +268,35 @@ class EbWidening(base.Allocator):
       if not need:
         continue
       opened = int(groups.opened.sum())
-      n, k = groups.n[:opened], groups.reward_sum[:opened]
-      self.prior.fit(n, k, o.em_iterations)
-      post = self.prior.posterior(n, k)
-      pad = (0, len(groups) - opened)
+      self.prior.fit(
+          groups.n[:opened], groups.reward_sum[:opened], o.em_iterations
+      )
       counts, cap = greedy(
           groups.counts,
           opened,
-          np.pad(post @ self.value, pad),
-          np.pad(post @ self.slope, pad),
-          float(self.prior.weights @ self.value),
-          float(self.prior.weights @ self.slope),
+          *self.values(groups, opened),
           groups.uniforms(r),
           need,
           cap,
           o.initial_rollouts,
       )
       yield groups.request(counts)
+
+  def values(self, groups: base.Groups, opened: int):
+    """Marginal values under the present prior and the verdicts so far.
+
+    Returns:
+      (A [max_prompts], D [max_prompts], A and D of an unopened prompt); A and
+      D are 0 behind the first `opened` groups.
+    """
+    post = self.prior.posterior(groups.n[:opened], groups.reward_sum[:opened])
+    pad = (0, len(groups) - opened)
+    return (
+        np.pad(post @ self.value, pad),
+        np.pad(post @ self.slope, pad),
+        float(self.prior.weights @ self.value),
+        float(self.prior.weights @ self.slope),
+    )
 
   def end(self, groups: base.Groups) -> None:
     done = groups.n > 0

@@ -224,7 +224,7 @@ def simulate(
   for step in range(warmup + steps):
     groups = allocator.begin(stream, step)
     kinds = stream.kinds[: len(groups)]
-    for request in requests(allocator, groups):
+    for request in allocator.rounds(groups):
       ids = np.repeat(np.arange(len(groups)), request.counts)
       groups.add(ids, population.draw_rewards(rng, kinds[ids]))
     allocator.end(groups)
@@ -246,23 +246,13 @@ def simulate(
   )
 
 
-def requests(allocator: base.Allocator, groups: base.Groups):
-  """The step's requests, for rules with rounds and for streaming ones.
-
-  A streaming rule is asked as if the whole budget's slots were free and every
-  verdict came before the next question.
-  """
-  if not allocator.streaming:
-    yield from allocator.rounds(groups)
-    return
-  while (request := allocator.grant(groups, allocator.budget)) is not None:
-    yield request
-
-
 def predict(
     allocator: base.Allocator, population: Population, **simulation
 ) -> Prediction:
-  """Enumeration where there is one, simulation elsewhere."""
+  """Enumeration where there is one, simulation elsewhere.
+
+  Streaming rules are taken with a barrier after every request.
+  """
   if isinstance(allocator, halving.Halving) and population.is_binary:
     return enumerate_halving(allocator, population)
   return simulate(allocator, population, **simulation)

@@ -1,0 +1,125 @@
+"""streaming_vigor: VIGOR's stages without a barrier.
+
+A rule of this project: asynchronous successive halving (ASHA, arXiv
+1810.05934) on VIGOR's schedule (arXiv 2607.22002). Stage t means
+m0 (gamma^(t+1) - 1) / (gamma - 1) rollouts. A free slot serves, in order:
+
+  1. a stage already granted that still lacks rollouts;
+  2. a promotion: of the prompts that finished stage t and were not promoted,
+     the one with the largest reward variance, while
+     promoted(t) < alpha finished(t); the highest t first;
+  3. a prompt that has no rollouts yet;
+  4. the best prompt not promoted, whatever the share.
+
+A stage is finished when the verdicts of all its rollouts have been added. When
+nothing applies, verdicts in flight must come first. With verdicts at once and
+a round's slots asked at a time, group sizes are VIGOR's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from vigor_jax.allocation import base, halving, streaming, vigor
+
+QUOTAS = ("ceil", "floor")
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamingVigorOptions(vigor.VigorOptions):
+  """VigorOptions and `quota`.
+
+  "ceil" promotes while promoted < alpha finished, so the first prompt to finish
+  a stage always goes on; "floor", ASHA's own rule, waits until there is a whole
+  one to promote.
+  """
+
+  quota: str = "ceil"
+
+  def validate(self) -> None:
+    super().validate()
+    base.check_choice("quota", self.quota, QUOTAS)
+
+
+@dataclasses.dataclass
+class Stages:
+  """stage: int [max_prompts], highest stage granted, -1 before the first."""
+
+  stage: np.ndarray
+  dues: streaming.Dues
+
+
+class StreamingVigor(streaming.Streaming, halving.Halving):
+  """Asynchronous successive halving by reward variance."""
+
+  name = "streaming_vigor"
+  Options = StreamingVigorOptions
+
+  def barrier_slots(self) -> int:
+    return self.schedule.prompts[0] * self.schedule.new[0]
+
+  def plan(self, groups: base.Groups) -> Stages:
+    return Stages(np.full(len(groups), -1), streaming.Dues())
+
+  def fill(self, groups: base.Groups, counts: np.ndarray, free: int) -> None:
+    plan = groups.plan
+    score = groups.variance(self.options.variance)
+    free = plan.dues.serve(counts, free)
+    while free:
+      chosen, stage = self._promotions(groups, score)
+      if not len(chosen):
+        chosen = np.flatnonzero(plan.stage < 0)
+        stage = 0
+      if not len(chosen):
+        chosen, stage = self._best_unpromoted(groups, score)
+      if not len(chosen):
+        return
+      # No more stages than there are slots to begin them in; the last one may
+      # be cut, and is then due.
+      new = self.schedule.new[stage]
+      for group in chosen[: -(-free // new)]:
+        plan.stage[group] = stage
+        plan.dues.put(group, new)
+      free = plan.dues.serve(counts, free)
+
+  def _finished(self, groups: base.Groups, stage: int) -> np.ndarray:
+    """bool: finished `stage`, all verdicts seen, and not promoted from it."""
+    return (groups.plan.stage == stage) & (
+        groups.n >= self.schedule.sizes[stage]
+    )
+
+  def _promotions(self, groups: base.Groups, score):
+    """(groups to promote, their new stage), from the highest stage possible."""
+    plan = groups.plan
+    for stage in range(len(self.schedule.sizes) - 2, -1, -1):
+      finished = self._finished(groups, stage)
+      promoted = int((plan.stage > stage).sum())
+      share = self.options.keep * (promoted + int(finished.sum()))
+      quota = self._whole(share) - promoted
+      if quota > 0 and finished.any():
+        keys = self.tie_keys(groups, stage + 1)
+        return base.top(score, keys, quota, finished), stage + 1
+    return np.zeros(0, int), 0
+
+  def _whole(self, share: float) -> int:
+    """ceil or floor, robust to the rounding of keep * count."""
+    if self.options.quota == "floor":
+      return int(np.floor(share + 1e-9))
+    return int(np.ceil(share - 1e-9))
+
+  def _best_unpromoted(self, groups: base.Groups, score):
+    """(one group, its new stage): the best variance over all stages."""
+    last = len(self.schedule.sizes) - 1
+    eligible = np.zeros(len(groups), bool)
+    for stage in range(last):
+      eligible |= self._finished(groups, stage)
+    # Equal variances: the prompt that has come further, then at random.
+    keys = groups.plan.stage + self.tie_keys(groups, 0)
+    chosen = base.top(score, keys, 1, eligible)
+    stage = int(groups.plan.stage[chosen[0]]) + 1 if len(chosen) else 0
+    return chosen, stage
+
+  def survivors(self, groups: base.Groups) -> np.ndarray:
+    return groups.plan.stage == len(self.schedule.sizes) - 1
