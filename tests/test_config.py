@@ -132,7 +132,8 @@ def test_the_named_allocators_own_field_is_the_nearest(example):
     ("reward.noise=0.7", ["reward.noise"]),
     ("stage=sft", ["init_from", "'auto'"]),
     ("sft.steps=0", ["sft."]),
-    ("model.checkpoint=/", ["init_from", "model.checkpoint"]),
+    ("model.checkpoint=/", ["model.checkpoint", "config.json", "init_from"]),
+    ("model.sizes.rope_scaling=yarn:a", ["rope_scaling", "llama3:FACTOR"]),
     ("init_from=/nowhere/at/all", ["init_from", "does not exist"]),
   ],
 )

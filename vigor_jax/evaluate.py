@@ -20,6 +20,7 @@ import numpy as np
 
 from vigor_jax import statistics
 from vigor_jax.metrics import atomic_write
+from vigor_jax.policy import families
 
 # Streams of the sampler's addressed randomness; 0 is training.
 EVALUATION_STREAM = 1
@@ -138,7 +139,8 @@ _USAGE = """Evaluates a checkpoint on its task's held-out prompts.
 
 
 def _define(values) -> None:
-  flags.DEFINE_string("checkpoint", "", "a run's folder or one of its steps; "
+  flags.DEFINE_string("checkpoint", "", "a run's folder, one of its steps, or "
+                      "pretrained weights (a Hugging Face folder, .gguf); "
                       "empty: where the configuration starts (init_from)",
                       flag_values=values)
   flags.DEFINE_string("output", "", "where the JSON goes, beside stdout",
@@ -151,7 +153,11 @@ def main(argv) -> None:
   config = args.config
   with config.unlocked():
     if args.flags.checkpoint:
-      config.init_from, config.model.checkpoint = args.flags.checkpoint, ""
+      # A run's checkpoint replaces the weights of the model it started from.
+      if families.is_pretrained(args.flags.checkpoint):
+        config.model.checkpoint, config.init_from = args.flags.checkpoint, ""
+      else:
+        config.init_from = args.flags.checkpoint
   from vigor_jax import experiment  # jax starts here, after the checks.
   from vigor_jax import train
   try:
@@ -164,7 +170,8 @@ def main(argv) -> None:
     cli.exit_with_message(error)
   e = config.evaluation
   result = dict(
-      checkpoint=args.flags.checkpoint or config.init_from,
+      checkpoint=(args.flags.checkpoint or config.init_from
+                  or config.model.checkpoint),
       protocol=dict(task=parts.task.name, prompts=e.num_prompts,
                     samples_per_prompt=e.samples_per_prompt,
                     temperature=e.temperature,

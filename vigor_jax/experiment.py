@@ -17,8 +17,10 @@ from vigor_jax import rewards
 from vigor_jax import tasks
 from vigor_jax.config import fields
 from vigor_jax.policy import build as build_lib
+from vigor_jax.policy import families
 from vigor_jax.policy import transformer
 from vigor_jax.policy import update as update_lib
+from vigor_jax.policy import weights
 from vigor_jax.sampling import sampler as sampler_lib
 
 # Completions on which a reward is tried before anything compiles.
@@ -50,7 +52,9 @@ class Experiment:
   updater: update_lib.Updater
 
   def fresh_params(self, seed: int):
-    """Newly initialised parameters."""
+    """The pretrained checkpoint's parameters; without one, drawn anew."""
+    if self.config.model.checkpoint:
+      return weights.from_checkpoint(self.config.model.checkpoint, self.sizes)
     return transformer.create(self.sizes, seed)[1]
 
   def abstract_params(self):
@@ -63,9 +67,15 @@ class Experiment:
 
 
 def make_task(config) -> tasks.Task:
-  """The task of `config.task`."""
+  """The task of `config.task`.
+
+  A task of text whose tokenizer is not named uses the pretrained model's.
+  """
   name = config.task.name
   options = fields.options_of(config.task, tasks.REGISTRY[name].options)
+  checkpoint = config.model.checkpoint
+  if options.get("tokenizer") == "" and families.has_tokenizer(checkpoint):
+    options["tokenizer"] = checkpoint
   return tasks.make({"name": name, **options})
 
 

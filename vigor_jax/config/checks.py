@@ -9,6 +9,7 @@ from vigor_jax import allocation
 from vigor_jax import tasks
 from vigor_jax.config import fields
 from vigor_jax.config.defaults import options_section
+from vigor_jax.policy import families
 from vigor_jax.policy import advantages
 from vigor_jax.policy import aggregators
 from vigor_jax.policy import loss_table
@@ -18,9 +19,7 @@ ConfigError = fields.ConfigError
 # What the models of a family always have; "tiny" is any combination.
 FAMILIES = {
   "tiny": {},
-  "llama": {"qkv_bias": False, "qk_norm": False},
-  "qwen2": {"qkv_bias": True, "qk_norm": False},
-  "qwen3": {"qkv_bias": False, "qk_norm": True},
+  **{name: family.flags for name, family in families.FAMILIES.items()},
 }
 
 CHOICES = {
@@ -215,16 +214,32 @@ def _check_model(config):
       "model.sizes.head_dim: rotary positions need an even number, got "
       f"{sizes.head_dim}"
     )
-  _check_family(config)
+  try:
+    families.rope_from_text(sizes.rope_scaling)
+  except ValueError as error:
+    raise ConfigError(str(error)) from error
   if config.mesh.data == 0:
     raise ConfigError("mesh.data: must be -1 (the rest) or at least 1, got 0")
-  _check_folder("model.checkpoint", config.model.checkpoint)
+  if config.model.checkpoint:
+    _check_pretrained(config.model.checkpoint)
+  else:
+    _check_family(config)
   if config.topology and not re.fullmatch(
     r"[a-z][a-z0-9]*:\d+x\d+(x\d+)?", config.topology
   ):
     raise ConfigError(
       f"topology: expected a form like 'v5e:4x4' or 'v5p:2x2x2', got "
       f"{config.topology!r}"
+    )
+
+
+def _check_pretrained(path):
+  """Refuses what is no checkpoint; whether it fits is known once it is read."""
+  _check_folder("model.checkpoint", path)
+  if "://" not in path and not families.is_pretrained(path):
+    raise ConfigError(
+      f"model.checkpoint: {path!r} is neither a .gguf file nor a folder with "
+      "config.json and safetensors; a run of vigor_jax goes into init_from"
     )
 
 
@@ -315,11 +330,6 @@ def _check_start(config):
       raise ConfigError("sft.steps: init_from='auto' needs at least 1, got 0")
   else:
     _check_folder("init_from", config.init_from)
-  if config.init_from and config.model.checkpoint:
-    raise ConfigError(
-      f"init_from={config.init_from!r} and model.checkpoint="
-      f"{config.model.checkpoint!r} both say where parameters start; keep one"
-    )
 
 
 def _check_folder(path, folder):

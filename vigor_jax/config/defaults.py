@@ -72,8 +72,12 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
   )
 
   config.model = config_dict.create(
+    # "tiny" is any combination of sizes; another family is checked against
+    # them, or against the checkpoint.
     family="tiny",
-    checkpoint="",  # Folder with pretrained weights; empty: none.
+    # Pretrained weights: a Hugging Face folder or a .gguf file, which also
+    # decides the sizes; empty: none. init_from, if set, replaces the weights.
+    checkpoint="",
     sizes=config_dict.create(
       layers=2,
       width=64,
@@ -86,6 +90,7 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
       qk_norm=False,
       tied=True,
       rope_theta=10_000.0,
+      rope_scaling="",  # Or "llama3:8,1,4,8192", "linear:2".
       norm_eps=1e-6,
     ),
     dtype="float32",  # Of the computation.

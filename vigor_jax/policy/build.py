@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+from vigor_jax.config.defaults import default_config
 from vigor_jax.policy import batch as batch_lib
+from vigor_jax.policy import families
 from vigor_jax.policy import loss_table
 from vigor_jax.policy import transformer
 from vigor_jax.policy import update as update_lib
+from vigor_jax.policy import weights
 from vigor_jax.sampling import sampler as sampler_lib
 
 
 def sizes_of(config, vocab_size: int) -> transformer.Sizes:
-  """Sizes of `config.model`; a vocabulary of 0 means the task's.
+  """Sizes of `config.model`, or of its checkpoint.
+
+  Args:
+    config: a configuration.
+    vocab_size: the task's; what a vocabulary of 0 means.
 
   Raises:
-    ValueError: the model's vocabulary is smaller than the task's.
+    ValueError: the checkpoint is of another family or size than the
+      configuration says, or its vocabulary is smaller than the task's.
   """
-  values = dict(config.model.sizes)
-  values["vocab"] = values["vocab"] or vocab_size
-  if values["vocab"] < vocab_size:
+  model = config.model
+  values = dict(model.sizes)
+  values["rope_scaling"] = families.rope_from_text(values["rope_scaling"])
+  types = dict(dtype=model.dtype, param_dtype=model.param_dtype)
+  if model.checkpoint:
+    family, sizes = weights.read_sizes(model.checkpoint, **types)
+    _check_agreement(model, values, family, sizes)
+    source = f"model.checkpoint={model.checkpoint}: its vocabulary of"
+  else:
+    values["vocab"] = values["vocab"] or vocab_size
+    sizes = transformer.Sizes(**values, **types)
+    source = "model.sizes.vocab ="
+  if sizes.vocab < vocab_size:
+    raise ValueError(f"{source} {sizes.vocab} is smaller than the task's "
+                     f"vocabulary of {vocab_size} ids")
+  return sizes
+
+
+def _check_agreement(model, values, family: str, sizes) -> None:
+  """Refuses a checkpoint that is not what the configuration describes.
+
+  Sizes that were left at their defaults describe nothing.
+  """
+  if model.family not in ("tiny", family):
     raise ValueError(
-        f"model.sizes.vocab={values['vocab']} is smaller than the task's "
-        f"vocabulary of {vocab_size} ids")
-  fields = {f.name for f in dataclasses.fields(transformer.Sizes)}
-  return transformer.Sizes(
-      **{k: v for k, v in values.items() if k in fields},
-      dtype=config.model.dtype, param_dtype=config.model.param_dtype)
+        f"model.family={model.family!r}, but {model.checkpoint} is of the "
+        f"family {family!r}; set model.family={family}")
+  default = default_config().model.sizes
+  for name, value in values.items():
+    found = getattr(sizes, name)
+    if model.sizes[name] != default[name] and value != found:
+      raise ValueError(
+          f"model.sizes.{name}={model.sizes[name]!r}, but {model.checkpoint} "
+          f"has {found!r}; leave the field out to follow the checkpoint")
 
 
 def sampler_settings(config, max_prompts: int) -> sampler_lib.Settings:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from vigor_jax.policy.sizes import Sizes
+from vigor_jax.policy.sizes import ROPE_RULES, Sizes
 
 
 class UnsupportedModel(ValueError):
@@ -60,6 +62,7 @@ FAMILIES = {
   ),
 }
 
+_NUMBER = r"\d+(\.\d+)?(e[+-]?\d+)?"
 _QWEN = dict(rope_theta=1e6, norm_eps=1e-6)
 _LLAMA3 = dict(vocab=128256, rope_theta=5e5, norm_eps=1e-5)
 _SMOL = dict(vocab=49152, head_dim=64, tied=True, norm_eps=1e-5)
@@ -163,13 +166,32 @@ def rope_from_text(text: str) -> tuple[Any, ...]:
   if not text:
     return ()
   kind, _, numbers = text.partition(":")
-  try:
-    return (kind, *(float(x) for x in numbers.split(",")))
-  except ValueError as error:
-    raise ValueError(
-      "model.sizes.rope_scaling: expected '', 'linear:FACTOR' or "
-      f"'llama3:FACTOR,LOW,HIGH,ORIGINAL_POSITIONS', got {text!r}"
-    ) from error
+  if re.fullmatch(f"{_NUMBER}(,{_NUMBER})*", numbers):
+    scaling = (kind, *(float(x) for x in numbers.split(",")))
+    if ROPE_RULES.get(kind) == len(scaling) - 1:
+      return scaling
+  raise ValueError(
+    "model.sizes.rope_scaling: expected '', 'linear:FACTOR' or "
+    f"'llama3:FACTOR,LOW,HIGH,ORIGINAL_POSITIONS', got {text!r}"
+  )
+
+
+def is_pretrained(path: str) -> bool:
+  """Whether a local path is a Hugging Face folder or a GGUF file."""
+  if path.endswith(".gguf"):
+    return os.path.isfile(path)
+  # A run's folder has a config.json too.
+  return os.path.exists(os.path.join(path, "config.json")) and any(
+    ".safetensors" in name or name.endswith(".bin")
+    for name in os.listdir(path)
+  )
+
+
+def has_tokenizer(path: str) -> bool:
+  """Whether a checkpoint brings its tokenizer."""
+  if path.endswith(".gguf"):
+    return True
+  return bool(path) and os.path.exists(os.path.join(path, "tokenizer.json"))
 
 
 def family_of(sizes: Sizes) -> str:

@@ -41,11 +41,6 @@ TOKENIZER_FILES = (
 _ALIGNMENT = 64  # jax on CPU adopts host memory at such an address
 
 
-def is_pretrained(path: str) -> bool:
-  """Whether a path is a Hugging Face folder or a GGUF file."""
-  return path.endswith(".gguf") or os.path.exists(os.path.join(path, CONFIG))
-
-
 def config_of(path: str) -> dict[str, Any]:
   """The config.json of a checkpoint; a GGUF file's metadata in that form.
 
