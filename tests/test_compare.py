@@ -249,7 +249,7 @@ def test_verdict_by_hand():
   # Half the rollouts per step, but as many seconds per step: no time saved.
   assert ratio[1]["seconds"]["value"] == pytest.approx(1.0)
   text = " ".join(result["sentences"])
-  assert "needed 2.00 times fewer rollouts than uniform" in text
+  assert "2.00 times fewer rollouts than uniform" in text
   assert "stream of sparse signal" in text and "20 % of the groups" in text
   json.dumps(result, allow_nan=False)
 
@@ -263,15 +263,15 @@ def test_verdict_says_bad_news_plainly():
   }
   result = verdict.analyse(rules, "uniform")
   text = " ".join(result["sentences"])
-  assert ("was worse than uniform: it needed 1.82 times as many rollouts"
-          in text)
+  assert "worse, 1.82 times the rollouts of uniform" in text
   # The 85 % target was never reached: a bound, and the runs are named.
   ratio = result["rules"]["vigor"]["ratio"][1]["rollouts"]
   assert ratio["bound"] == "at most" and ratio["value"] == pytest.approx(0.85)
   assert "at least 1.18 times the rollouts of uniform" in text
   assert "vigor: seeds 0, 1 did not reach the 85% target" in text
-  header, rows = verdict.table(result)
-  assert "> 0.4 k" in rows[1] and len(header) == len(rows[1])
+  _, (title, header, rows) = verdict.tables(result)
+  assert title == "To 54.0 %, 85% of the rise of uniform"
+  assert rows[1][3] == "> 0.4 k (≤ 0.85x)" and len(header) == len(rows[1])
 
 
 def test_verdict_against_the_best_uniform_split():
@@ -285,11 +285,13 @@ def test_verdict_against_the_best_uniform_split():
   assert result["best_uniform"][0]["rollouts"] == "uniform:n=4"
   other = result["rules"]["vigor"]["ratio_best_uniform"][1]["rollouts"]
   assert other["value"] == pytest.approx(1.0)
-  assert "did not differ from uniform:n=4" in " ".join(result["sentences"])
+  text = " ".join(result["sentences"])
+  assert "The best uniform split on record is uniform:n=4" in text
+  assert "no clear difference from the best uniform split (1.00" in text
   assert result["rules"]["uniform:n=4"]["ratio_best_uniform"][0][
       "rollouts"] is None
   [overall] = verdict.overall({"plain": result})
-  assert "uniform:n=4 was cheapest" in overall
+  assert overall.startswith("plain (sparse signal), to 54.0 %: vigor 2.00 ")
 
 
 def test_a_baseline_that_did_not_learn_gives_no_targets():
@@ -300,7 +302,8 @@ def test_a_baseline_that_did_not_learn_gives_no_targets():
   assert result["targets"] == []
   assert "did not learn" in " ".join(result["sentences"])
   assert "no target" in verdict.overall({"x": result})[0]
-  assert len(verdict.table(result)[0]) == 3
+  [(_, header, rows)] = verdict.tables(result)
+  assert header == ["rule", "seeds", "final accuracy"] and len(rows) == 2
 
 
 def test_single_seed_has_no_spread():
@@ -311,7 +314,7 @@ def test_single_seed_has_no_spread():
   result = verdict.analyse(rules, "uniform")
   ratio = result["rules"]["vigor"]["ratio"][0]["rollouts"]
   assert ratio["low"] is None and math.isclose(ratio["value"], 2.0)
-  assert "on a single seed, whose spread is unknown" in " ".join(
+  assert "(one seed, spread unknown)" in " ".join(
       result["sentences"])
 
 

@@ -124,9 +124,11 @@ class Board:
     cells: all of the grid.
     finished: those that were complete before this command.
     parallel: runs at a time.
+    file: where lines go; None: standard output.
+    logs: folder of what workers print; None when nothing is hidden there.
   """
 
-  def __init__(self, cells, finished, parallel: int, file=None):
+  def __init__(self, cells, finished, parallel: int, file=None, logs=None):
     self.state = {c.name: ("done" if c in finished else "missing")
                   for c in cells}
     self.errors: dict[str, str] = {}
@@ -137,6 +139,7 @@ class Board:
     self._running: dict[str, dict] = {}
     self._begun = self._first = None
     self._spoke = time.monotonic()
+    self._logs = logs
     self._warm: dict[str, float] = {}
 
   def say(self, text: str) -> None:
@@ -205,7 +208,8 @@ class Board:
     if self._warm:
       since = min(self._warm.values())
       self.say("  warm start, "
-               f"{progress_lib.duration(time.monotonic() - since)} so far")
+               f"{progress_lib.duration(time.monotonic() - since)} so far"
+               + self._last_word())
       return
     parts = []
     for running in self._running.values():
@@ -216,6 +220,13 @@ class Board:
     if parts:
       self.say(f"  {self._done_count()} of {len(self._cells)} done; "
                f"{'; '.join(parts)}{self._eta()}")
+
+  def _last_word(self) -> str:
+    """The line that a worker printed last."""
+    files = sorted(pathlib.Path(self._logs).glob("*.log"),
+                   key=lambda file: file.stat().st_mtime) if self._logs else []
+    lines = files[-1].read_text().strip().splitlines() if files else []
+    return f": {lines[-1]}" if lines else ""
 
   def _done_count(self) -> int:
     return sum(state != "missing" for state in self.state.values())
@@ -284,18 +295,20 @@ def text_report(results) -> tuple[str, str]:
   """(for the console, as markdown): table and verdict of every stream."""
   console, markdown = [], ["# Comparison of allocation rules", ""]
   for variant, result in results.items():
-    header, rows = verdict.table(result)
     if variant:
       console += ["", f"== {variant} =="]
       markdown += [f"## {variant}", ""]
-    widths = [max(len(row[i]) for row in (header, *rows))
-              for i in range(len(header))]
-    console += ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip()
-                for row in (header, *rows)]
-    markdown += ["| " + " | ".join(row) + " |" for row in (
-      header, ["---"] * len(header), *rows)]
+    for title, header, rows in verdict.tables(result):
+      widths = [max(len(row[i]) for row in (header, *rows))
+                for i in range(len(header))]
+      console += ["", title]
+      console += ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip()
+                  for row in (header, *rows)]
+      markdown += [f"### {title}", ""]
+      markdown += ["| " + " | ".join(row) + " |" for row in (
+        header, ["---"] * len(header), *rows)] + [""]
     console += [""] + [f"- {said}" for said in result["sentences"]]
-    markdown += [""] + [f"- {said}" for said in result["sentences"]] + [""]
+    markdown += [f"- {said}" for said in result["sentences"]] + [""]
   if len(results) > 1:
     overall = verdict.overall(results)
     console += ["", "Overall:"] + [f"- {said}" for said in overall]
@@ -346,7 +359,8 @@ def compare(config, workdir: str, *, allocators: str, seeds: str = "0,1,2",
   finished = [cell for cell in grid if cell_lib.is_finished(workdir, cell)]
   todo = [cell for cell in grid if cell not in finished]
   jobs = _jobs(jobs, len(todo)) if todo else 1
-  board = Board(grid, finished, jobs, file)
+  logs = pathlib.Path(workdir) / "logs"
+  board = Board(grid, finished, jobs, file, logs if jobs > 1 else None)
   board.say(
     f"{len(grid)} cells, {len(finished)} of them finished already; "
     f"{jobs} at a time; baseline {baseline}")
@@ -358,7 +372,7 @@ def compare(config, workdir: str, *, allocators: str, seeds: str = "0,1,2",
         workers.run_here(tasks, call, board.notify)
       else:
         workers.run_pool(tasks, call, board.notify, jobs=jobs,
-                         log_folder=pathlib.Path(workdir) / "logs")
+                         log_folder=logs)
   finally:
     results = _results(workdir, grid, board, baseline)
     _write(workdir, grid, board, baseline, command, results)

@@ -50,6 +50,7 @@ table { border-collapse: collapse; font-size: .9rem;
   font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .35rem .9rem .35rem 0; vertical-align: top;
   border-bottom: 1px solid #e5e7eb; }
+caption { caption-side: bottom; text-align: left; padding-top: .4rem; }
 th { font-weight: 600; color: #374151; border-bottom-color: #9ca3af; }
 td.number, th.number { text-align: right; white-space: nowrap; }
 td.label { font-weight: 600; }
@@ -408,15 +409,16 @@ def _variant(rules, result, pictures, prefix) -> str:
   plots = pictures.plots
   colour = plots.colours(list(rules))
   targets = [(t["fraction"], t["accuracy"]) for t in result["targets"]]
-  header, rows = verdict.table(result)
   baseline = result["baseline"]
   rates, how = run_folders.pass_rate_histograms(rules[baseline])
   parts = [_list(result["sentences"])]
-  parts.append(_table(
-      header, rows, numbers=range(1, len(header)),
-      caption="Mean over seeds (geometric for spending); > marks a mean over "
-      "runs that include censored ones. x: baseline / rule in rollouts, above "
-      "1 the rule is cheaper."))
+  for title, header, rows in verdict.tables(result):
+    parts.append(f"<h3>{_text(title)}</h3>")
+    parts.append(_table(
+        header, rows, numbers=range(1, len(header)),
+        caption="Spending up to the target, geometric mean over seeds; > where "
+        "runs never got there. In brackets and under x: baseline / rule, above "
+        "1 the rule is cheaper."))
   parts.append(pictures.html(
       [(f"accuracy_{m}", plots.accuracy(
           rules, m, colour, targets if m == "rollouts" else ()), caption)

@@ -270,50 +270,51 @@ def stream_sentence(stream: dict) -> str:
   return text + "."
 
 
+def _sign(ratio: dict) -> str:
+  return {"": "", "at most": "≤ ", "at least": "≥ "}[ratio["bound"]]
+
+
 def ratio_text(ratio: dict | None) -> str:
   """A ratio with its interval, for tables: "1.67 [1.54, 1.80]"."""
   if ratio is None:
     return "–"
   if ratio["value"] is None:
     return "not reached"
-  sign = {"": "", "at most": "≤ ", "at least": "≥ "}[ratio["bound"]]
-  text = f"{sign}{ratio['value']:.2f}"
+  text = f"{_sign(ratio)}{ratio['value']:.2f}"
   if ratio["low"] is not None:
     text += f" [{ratio['low']:.2f}, {ratio['high']:.2f}]"
   return text
 
 
 def _difference(ratio: dict | None, against: str) -> str:
-  """How many rollouts a rule needed against another, as a clause."""
-  if ratio is None or ratio["value"] is None:
-    return (f"cannot be placed against {against} (a run on each side did not "
-            "get there)") if ratio is not None else ""
+  """How many rollouts a rule needed against another, as a phrase."""
+  if ratio is None:
+    return f"shares no seed with {against}"
   value, low, high = ratio["value"], ratio["low"], ratio["high"]
-  spread = "" if low is None else f" [{low:.2f}, {high:.2f}]"
+  if value is None:
+    return f"unknown against {against} (runs of both never got there)"
   if ratio["bound"] == "at most":
     if value < 1:
-      return (f"needed at least {1 / value:.2f} times the rollouts of "
-              f"{against} (some of its runs never got there)")
-    return (f"had runs that never got there, so its ratio to {against} is at "
-            f"most {value:.2f}")
+      return (f"at least {1 / value:.2f} times the rollouts of {against} (runs "
+              "of it never got there)")
+    return (f"at most {value:.2f} times fewer rollouts than {against} (runs of "
+            "it never got there)")
   if ratio["bound"] == "at least":
     if value > 1:
-      return (f"needed at least {value:.2f} times fewer rollouts than "
-              f"{against} (some runs of {against} never got there)")
-    return (f"cannot be placed against {against}, some of whose runs never "
-            "got there")
+      return f"at least {value:.2f} times fewer rollouts than {against}"
+    return f"at most {1 / value:.2f} times the rollouts of {against}"
   if low is None:
-    direction = "fewer" if value >= 1 else "more"
-    factor = value if value >= 1 else 1 / value
-    return (f"needed {factor:.2f} times {direction} rollouts than {against}, "
-            "on a single seed, whose spread is unknown")
+    text = (f"{value:.2f} times fewer rollouts than {against}" if value >= 1
+            else f"{1 / value:.2f} times the rollouts of {against}")
+    return f"{text} (one seed, spread unknown)"
   if low > 1:
-    return f"needed {value:.2f} times fewer rollouts than {against}{spread}"
+    return (f"{value:.2f} times fewer rollouts than {against} "
+            f"[{low:.2f}, {high:.2f}]")
   if high < 1:
-    return (f"was worse than {against}: it needed {1 / value:.2f} times as "
-            f"many rollouts [{1 / high:.2f}, {1 / low:.2f}]")
-  return (f"did not differ from {against} beyond the spread "
-          f"(ratio {value:.2f}{spread})")
+    return (f"worse, {1 / value:.2f} times the rollouts of {against} "
+            f"[{1 / high:.2f}, {1 / low:.2f}]")
+  return (f"no clear difference from {against} ({value:.2f} "
+          f"[{low:.2f}, {high:.2f}])")
 
 
 def sentences(result: dict) -> list[str]:
@@ -334,9 +335,17 @@ def sentences(result: dict) -> list[str]:
       + " and ".join(
           f"{percent(t['accuracy'])} ({t['fraction']:.0%} of its rise)"
           for t in result["targets"]) + ".")
-  for label, rule in rules.items():
+  best = list(dict.fromkeys(
+      row["rollouts"] for row in result["best_uniform"]
+      if row["rollouts"] not in (None, baseline)))
+  if best:
+    said.append(f"The best uniform split on record is {' and '.join(best)}; "
+                "part of what is seen over the baseline is its group size.")
+  for label in rules:
     if label != baseline:
-      said.append(_rule_sentence(label, rule, result))
+      said.append(f"{label}: " + " ".join(
+          f"To the {t['fraction']:.0%} target {_placed(label, result, i)}."
+          for i, t in enumerate(result["targets"])))
   for label, rule in rules.items():
     for row in rule["to_target"]:
       missing = row["rollouts"]["censored_seeds"]
@@ -368,20 +377,15 @@ def _seed_list(seeds) -> str:
       map(str, seeds))
 
 
-def _rule_sentence(label, rule, result) -> str:
-  clauses = []
-  for position, target in enumerate(result["targets"]):
-    ratio = rule["ratio"][position]["rollouts"]
-    clause = _difference(ratio, result["baseline"])
-    best = result["best_uniform"][position]["rollouts"]
+def _placed(label: str, result: dict, position: int) -> str:
+  """A rule against the baseline and the best uniform split, at a target."""
+  rule, baseline = result["rules"][label], result["baseline"]
+  text = _difference(rule["ratio"][position]["rollouts"], baseline)
+  best = result["best_uniform"][position]["rollouts"]
+  if best not in (None, baseline, label):
     other = rule["ratio_best_uniform"][position]["rollouts"]
-    if best not in (None, result["baseline"], label) and other is not None:
-      clause += f"; it {_difference(other, best)}, the best uniform split"
-    if not clause:
-      clause = "shares no seed with the baseline"
-    clauses.append(f"to the {target['fraction']:.0%} target it {clause}")
-  return f"{label}: " + ". ".join(
-      [clauses[0]] + [c[0].upper() + c[1:] for c in clauses[1:]]) + "."
+    text += f", and {_difference(other, 'the best uniform split')}"
+  return text
 
 
 def _finals(rules) -> list[str]:
@@ -412,62 +416,62 @@ def _amount(spent: dict, measure: str) -> str:
   return f"> {text}" if spent["censored_seeds"] else text
 
 
-def table(result: dict) -> tuple[list[str], list[list[str]]]:
-  """(header, rows) of the comparison, one row per rule, for any markup."""
-  header = ["rule", "seeds", "final accuracy"]
-  for target in result["targets"]:
-    name = f"{target['fraction']:.0%}"
-    header += [f"{m} to {name}" for m in MEASURES]
-    header.append(f"x {result['baseline']} ({name})")
-    header.append(f"x best uniform ({name})")
-  rows = []
-  for label, rule in result["rules"].items():
-    final = rule["final_accuracy"]
-    text = percent(final["mean"])
-    if final["low"] is not None:
-      text += f" [{100 * final['low']:.1f}, {100 * final['high']:.1f}]"
-    row = [label, str(rule["runs"]), text]
-    for position in range(len(result["targets"])):
-      spent = rule["to_target"][position]
-      row += [_amount(spent[m], m) for m in MEASURES]
-      row.append("1 (baseline)" if label == result["baseline"] else
+def tables(result: dict) -> list[tuple[str, list[str], list[list[str]]]]:
+  """[(title, header, rows)], one per target, for any markup.
+
+  Amounts are geometric means over seeds; "(1.57x)" is baseline / rule.
+  """
+  def final(rule):
+    value = rule["final_accuracy"]
+    text = percent(value["mean"])
+    if value["low"] is not None:
+      text += f" [{100 * value['low']:.1f}, {100 * value['high']:.1f}]"
+    return text
+
+  if not result["targets"]:
+    return [("At the end", ["rule", "seeds", "final accuracy"],
+             [[label, str(rule["runs"]), final(rule)]
+              for label, rule in result["rules"].items()])]
+  made = []
+  for position, target in enumerate(result["targets"]):
+    title = (f"To {percent(target['accuracy'])}, {target['fraction']:.0%} of "
+             f"the rise of {result['baseline']}")
+    header = ["rule", "seeds", "final accuracy", *MEASURES,
+              f"x {result['baseline']}", "x best uniform"]
+    rows = []
+    for label, rule in result["rules"].items():
+      row = [label, str(rule["runs"]), final(rule)]
+      for measure in MEASURES:
+        text = _amount(rule["to_target"][position][measure], measure)
+        ratio = rule["ratio"][position][measure]
+        if ratio is not None and ratio["value"] is not None:
+          text += f" ({_sign(ratio)}{ratio['value']:.2f}x)"
+        row.append(text)
+      is_best = label == result["best_uniform"][position]["rollouts"]
+      row.append("baseline" if label == result["baseline"] else
                  ratio_text(rule["ratio"][position]["rollouts"]))
-      best = result["best_uniform"][position]["rollouts"]
-      row.append("1 (best)" if label == best else ratio_text(
+      row.append("best" if is_best else ratio_text(
           rule["ratio_best_uniform"][position]["rollouts"]))
-    rows.append(row)
-  return header, rows
+      rows.append(row)
+    made.append((title, header, rows))
+  return made
 
 
 def overall(results: Mapping[str, dict]) -> list[str]:
-  """One sentence per stream on who was cheapest to the last target."""
+  """One sentence per stream: every adaptive rule at the last target."""
   said = []
   for name, result in results.items():
-    if not result["targets"]:
-      said.append(f"{name}: no target, the baseline did not learn.")
-      continue
-    best, value = None, None
-    for label, rule in result["rules"].items():
-      spent = rule["to_target"][-1]["rollouts"]
-      if spent["mean"] is not None and not spent["censored_seeds"] and (
-          value is None or spent["mean"] < value):
-        best, value = label, spent["mean"]
     kind = result["stream"]["kind"]
-    target = result["targets"][-1]
-    if best is None:
-      said.append(f"{name} ({kind}): no rule reached the "
-                  f"{target['fraction']:.0%} target with every seed.")
+    if not result["targets"]:
+      said.append(f"{name} ({kind}): no target, the baseline did not learn.")
       continue
-    rule = result["rules"][best]
-    text = (f"{name} ({kind}): {best} was cheapest to "
-            f"{percent(target['accuracy'])}")
-    ratio = rule["ratio"][-1]["rollouts"]
-    if ratio is not None and ratio["value"] is not None:
-      text += f"; it {_difference(ratio, result['baseline'])}"
-      best_uniform = result["best_uniform"][-1]["rollouts"]
-      other = rule["ratio_best_uniform"][-1]["rollouts"]
-      if other is not None and best_uniform != result["baseline"]:
-        text += (f", and it {_difference(other, best_uniform)}, the best "
-                 "uniform split")
-    said.append(text + ".")
+    last = len(result["targets"]) - 1
+    uniforms = {result["baseline"], *(
+        label for label in result["rules"] if label.split(":")[0] == "uniform")}
+    rules = [r for r in result["rules"] if r not in uniforms] or [
+        r for r in result["rules"] if r != result["baseline"]]
+    said.append(
+        f"{name} ({kind}), to {percent(result['targets'][last]['accuracy'])}: "
+        + "; ".join(f"{rule} {_placed(rule, result, last)}" for rule in rules)
+        + ".")
   return said
