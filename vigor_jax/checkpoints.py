@@ -51,7 +51,7 @@ def _key_name(key) -> str:
 
 
 def targets_of(tree: Any) -> Any:
-  """Returns the tree with each array's shape, type and sharding in its place."""
+  """Returns the tree with each array replaced by its target to restore."""
   return jax.tree.map(_target, tree)
 
 

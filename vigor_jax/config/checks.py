@@ -308,7 +308,9 @@ def _check_schedule(config):
       "evaluation.fresh_rollouts: one rollout has no variance; legal: 0 "
       "(off) or at least 2 (16 or more for a useful figure)"
     )
-  outside = [s for s in config.profile_steps if not 1 <= s <= config.total_steps]
+  outside = [
+    step for step in config.profile_steps if not 1 <= step <= config.total_steps
+  ]
   if outside and config.stage == "rl":
     raise ConfigError(
       f"profile_steps: {outside[0]} is no step of the run; legal: 1 to "
