@@ -87,7 +87,13 @@ observe() {
     fi
     read -r state count <<< "$REPLY"
     case $state in
-      READY) WORKERS=${count:-1} ;;
+      READY)
+        # No address yet: nobody to talk to, and nobody who could be done.
+        if ! [ "${count:-0}" -ge 1 ] 2> /dev/null; then
+          TPU_STATE=WAITING REASON="$node has no address"
+          return
+        fi
+        WORKERS=$count ;;
       PREEMPTED | TERMINATED | STOPPED | DELETING)
         TPU_STATE=GONE REASON="$node is $state"; return ;;
       *) TPU_STATE=WAITING REASON="$node is $state"; return ;;

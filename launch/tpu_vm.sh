@@ -363,7 +363,7 @@ main() {
   if [ "$verb" = help ]; then usage; return; fi
   SCRATCH=$(mktemp -d) || exit "$BAD_ARGUMENT"
   trap 'rm -rf "$SCRATCH"; release_lock' EXIT
-  SEEN_ACTIVE=no FINISHED=no PREEMPTIONS=0 RUN_ID="" SHOWN=""
+  SEEN_ACTIVE=no FINISHED=no PREEMPTIONS=0 RUN_ID="" SHOWN="" STORED=no
   parse "$@"
   check_name
   "verb_$verb"

@@ -219,6 +219,7 @@ converge() {
       "$SCRATCH/output/${NODES[0]}/0.log" 2> /dev/null)
     if [ "$progress" != "$last" ]; then
       last=$progress
+      if ! in_workdir; then progress+=" (nothing in $WORKDIR yet)"; fi
       note "$(date -u +%H:%M:%S) $N_RUNNING running: $progress"
     fi
     sleep "$POLL"
@@ -226,8 +227,23 @@ converge() {
   if [ "$DRY_RUN" = yes ]; then
     note "the last look is repeated every $POLL s until every worker is done"
   fi
+  # Deleting VMs whose results never left them would lose everything.
+  if [ "$DRY_RUN" = no ] && ! in_workdir; then
+    cost_notice
+    die "$TRAINING_FAILED" "the training ended well, but there is no" \
+      "$WORKDIR/metrics.jsonl: the TPU is kept, look for the results there"
+  fi
   note "finished: $WORKDIR"
   end_of_run
+}
+
+# in_workdir: whether the training has written to the bucket.
+in_workdir() {
+  if [ "$STORED" = no ] &&
+    ask gcloud storage ls "$WORKDIR/metrics.jsonl"; then
+    STORED=yes
+  fi
+  [ "$STORED" = yes ]
 }
 
 # unready: FIRST is the first worker whose last answer is not "ready".
@@ -242,6 +258,13 @@ unready() {
 restart_or_give_up() {
   BROKEN=${BROKEN:-${ANSWERS[0]%% *}}
   show_worker_log "$BROKEN"
+  count "failed 2"
+  if [ "$REPLY" -gt 0 ]; then
+    # The trainer's own code for a config it refuses: so would every restart.
+    note "the training refused its config on worker $FIRST"
+    end_of_run
+    exit "$BAD_ARGUMENT"
+  fi
   if [ "$failures" -ge "$MAX_RESTARTS" ]; then
     note "the training ended with an error on worker $BROKEN," \
       "$((failures + 1)) times (--max_restarts=$MAX_RESTARTS)"

@@ -49,7 +49,7 @@ install_environment() {
   rm -rf "$CODE/.venv"
   uv venv --quiet --python 3.12 "$CODE/.venv" &&
     uv pip install --quiet --python "$CODE/.venv/bin/python" \
-      --editable "$CODE" "jax[tpu]" &&
+      --editable "${CODE}[tpu,tasks]" &&
     "$CODE/.venv/bin/python" -c "import jax, vigor_jax" &&
     touch "$CODE/.venv/ready"
 }

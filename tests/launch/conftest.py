@@ -25,6 +25,7 @@ for argument in "$@"; do
     --workdir=gs://*) run=$FAKE_CLOUD/gs/${argument#--workdir=gs://} ;;
   esac
 done
+trap 'exit 0' TERM  # as a trainer that saves, which does not mean finished
 mkdir -p "$run"
 printf '%s\\n' "$@" > "$run/argv-$FAKE_HOST"
 step=$(cat "$run/checkpoint" 2> /dev/null || echo 0)
@@ -117,16 +118,21 @@ class World:
   @property
   def environment(self):
     return {
-        "PATH": f"{self.root}/bin:{os.environ['PATH']}",
-        "HOME": str(self.home), "FAKE_CLOUD": str(self.root),
+      "PATH": f"{self.root}/bin:{os.environ['PATH']}",
+      "HOME": str(self.home),
+      "FAKE_CLOUD": str(self.root),
     }
 
   def popen(self, *arguments, script="tpu_vm.sh"):
     return subprocess.Popen(
-        ["bash", str(self.repo / "launch" / script), *arguments],
-        env=self.environment, cwd=self.home, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE)
+      ["bash", str(self.repo / "launch" / script), *arguments],
+      env=self.environment,
+      cwd=self.home,
+      text=True,
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+    )
 
   def launch(self, *arguments, script="tpu_vm.sh"):
     process = self.popen(*arguments, script=script)
@@ -137,12 +143,24 @@ class World:
     return self.launch(*self.up_arguments(*more, slices=slices))
 
   def up_arguments(self, *more, slices=1):
-    return ["up", *self.place(slices), "--workdir=gs://bucket/run",
-            f"--config={CONFIG}", "--poll=0.02", *more]
+    return [
+      "up",
+      *self.place(slices),
+      "--workdir=gs://bucket/run",
+      f"--config={CONFIG}",
+      "--poll=0.02",
+      *more,
+    ]
 
   def place(self, slices=1):
-    return ["--name=v", "--project=my-project", "--zone=us-west4-a",
-            "--tpu=v5e:4x4", f"--slices={slices}", "--spot"]
+    return [
+      "--name=v",
+      "--project=my-project",
+      "--zone=us-west4-a",
+      "--tpu=v5e:4x4",
+      f"--slices={slices}",
+      "--spot",
+    ]
 
   def wait_for(self, condition, seconds=10):
     end = time.monotonic() + seconds

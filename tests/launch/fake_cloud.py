@@ -44,6 +44,7 @@ class FakeCloud:
       checkpoint step, or (step, "hidden"): only the node's state shows it.
     describe_errors: messages of describe calls of a queued resource.
     ssh_failures: {"node/worker": number of calls that fail}.
+    without_address: number of looks at a node that list no worker.
   """
 
   def __init__(self, root, workers=2):
@@ -54,6 +55,7 @@ class FakeCloud:
     self.orphans = set()
     self.create_errors, self.failed, self.preempt = [], [], []
     self.describe_errors, self.ssh_failures = [], {}
+    self.without_address = 0
     self.lock = threading.RLock()
     cloud = self
 
@@ -81,8 +83,9 @@ class FakeCloud:
     socketserver.ThreadingTCPServer.daemon_threads = True
     self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
     (root / "port").write_text(str(self.server.server_address[1]))
-    threading.Thread(target=self.server.serve_forever, args=(0.02,),
-                     daemon=True).start()
+    threading.Thread(
+      target=self.server.serve_forever, args=(0.02,), daemon=True
+    ).start()
 
   def close(self):
     self.server.shutdown()
@@ -92,8 +95,9 @@ class FakeCloud:
   def call(self, arguments):
     """Does what one gcloud command line says; returns its standard output."""
     words = [a for a in arguments if not a.startswith("--")]
-    flags = dict(a[2:].partition("=")[::2] for a in arguments
-                 if a.startswith("--"))
+    flags = dict(
+      a[2:].partition("=")[::2] for a in arguments if a.startswith("--")
+    )
     with self.lock:
       self.calls.append(" ".join(arguments))
       match words:
@@ -112,7 +116,11 @@ class FakeCloud:
         case ["compute", "tpus", "queued-resources", "delete", name]:
           return self.delete(name, flags)
         case ["compute", "tpus", "tpu-vm", "describe", name]:
-          return f"{self.node(name)[name]}\t{self.workers}\n".encode()
+          state, workers = self.node(name)[name], self.workers
+          if self.without_address > 0:
+            self.without_address -= 1
+            workers = 0
+          return f"{state}\t{workers}\n".encode()
         case ["compute", "tpus", "tpu-vm", "delete", name]:
           self.node(name)
           self.orphans.remove(name)
@@ -136,8 +144,9 @@ class FakeCloud:
   def copy(self, source, target):
     bucket = self.root / "gs" / target.removeprefix("gs://").split("/")[0]
     if not bucket.is_dir():
-      raise Refused(f"HTTPError 404: The bucket gs://{bucket.name} "
-                    "does not exist.")
+      raise Refused(
+        f"HTTPError 404: The bucket gs://{bucket.name} does not exist."
+      )
     path = self.root / "gs" / target.removeprefix("gs://")
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, path)
@@ -153,20 +162,25 @@ class FakeCloud:
       raise Refused(error)
     planned = [flags.get("node-id")]
     if "node-count" in flags:
-      planned = [f"{flags['node-prefix']}-{index}"
-                 for index in range(int(flags["node-count"]))]
+      planned = [
+        f"{flags['node-prefix']}-{index}"
+        for index in range(int(flags["node-count"]))
+      ]
     reason = self.failed.pop(0) if self.failed else None
     self.requests[name] = {
-        "state": "FAILED" if reason else "WAITING_FOR_RESOURCES",
-        "reason": reason, "planned": planned, "nodes": {},
-        "preempt": self.preempt.pop(0) if self.preempt else None,
+      "state": "FAILED" if reason else "WAITING_FOR_RESOURCES",
+      "reason": reason,
+      "planned": planned,
+      "nodes": {},
+      "preempt": self.preempt.pop(0) if self.preempt else None,
     }
     return b""
 
   def request(self, name):
     if name not in self.requests:
-      raise Refused(f"NOT_FOUND: Resource 'queuedResources/{name}' was not "
-                    "found")
+      raise Refused(
+        f"NOT_FOUND: Resource 'queuedResources/{name}' was not found"
+      )
     return self.requests[name]
 
   def describe(self, name, flags):
@@ -234,8 +248,11 @@ class FakeCloud:
     if self.node(name)[name] != "READY":
       raise Refused(f"The TPU is in state {self.node(name)[name]}.")
     for request in self.requests.values():
-      if (name in request["nodes"] and request["preempt"] == "setup"
-          and flags["command"].endswith("worker.sh setup")):
+      if (
+        name in request["nodes"]
+        and request["preempt"] == "setup"
+        and flags["command"].endswith("worker.sh setup")
+      ):
         self.take_away(request)
         raise Refused("[/usr/bin/ssh] exited with return code [255].", 255)
     workers = range(self.workers)
@@ -255,12 +272,23 @@ class FakeCloud:
           out.close()
         continue
       home = f"{self.root}/vms/{place}"
-      running.append(subprocess.Popen(
-          ["bash", "-c", flags["command"]], cwd=home, stdin=subprocess.DEVNULL,
-          stdout=out, stderr=subprocess.STDOUT, env={
-              "HOME": home, "FAKE_VM": f"{home}/", "TMUX_TMPDIR": home,
-              "FAKE_CLOUD": str(self.root), "FAKE_HOST": f"{name}-w-{worker}",
-              "PATH": f"{self.root}/vm_bin:{self.root}/bin:/usr/bin:/bin"}))
+      running.append(
+        subprocess.Popen(
+          ["bash", "-c", flags["command"]],
+          cwd=home,
+          stdin=subprocess.DEVNULL,
+          stdout=out,
+          stderr=subprocess.STDOUT,
+          env={
+            "HOME": home,
+            "FAKE_VM": f"{home}/",
+            "TMUX_TMPDIR": home,
+            "FAKE_CLOUD": str(self.root),
+            "FAKE_HOST": f"{name}-w-{worker}",
+            "PATH": f"{self.root}/vm_bin:{self.root}/bin:/usr/bin:/bin",
+          },
+        )
+      )
     return running, silent
 
   def end_ssh(self, running, silent):

@@ -27,24 +27,35 @@ def local(world):
 
   def launch(*more):
     return world.launch(
-        "--config=configs/tiny.py", f"--workdir={workdir}",
-        "--python=fake_python", *more, script="local.sh")
+      "--config=configs/tiny.py",
+      f"--workdir={workdir}",
+      "--python=fake_python",
+      *more,
+      script="local.sh",
+    )
+
   launch.workdir = workdir
   launch.env = lambda i: dict(
-      line.split("=", 1)
-      for line in (workdir / f"env-{i}").read_text().splitlines()
-      if "=" in line)
+    line.split("=", 1)
+    for line in (workdir / f"env-{i}").read_text().splitlines()
+    if "=" in line
+  )
   return launch
 
 
 def test_plain_run_leaves_the_platform_alone(local):
-  result = local("--", "--config.note=it's \"a  b\"")
+  result = local("--", '--config.note=it\'s "a  b"')
   assert result.returncode == 0, result.stderr
   assert "JAX_PLATFORMS" not in local.env(0)
   assert "XLA_FLAGS" not in local.env(0)
   argv = (local.workdir / "argv-0").read_text().splitlines()
-  assert argv == ["-m", "vigor_jax.train", "--config=configs/tiny.py",
-                  f"--workdir={local.workdir}", "--config.note=it's \"a  b\""]
+  assert argv == [
+    "-m",
+    "vigor_jax.train",
+    "--config=configs/tiny.py",
+    f"--workdir={local.workdir}",
+    '--config.note=it\'s "a  b"',
+  ]
 
 
 def test_fake_devices(local):
@@ -83,14 +94,17 @@ def test_dry_run_runs_nothing(local):
   assert not local.workdir.exists()
 
 
-@pytest.mark.parametrize("arguments, message", [
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
     (["--proceses=2"], "nearest: '--processes'"),
     (["--devices=none"], "--devices='none' is not a whole number"),
     (["--port=70000"], "nearest: --port=65535"),
     (["--config=configs/tin.py"], "nearest: 'configs/tiny.py'"),
     (["--workdir="], "--workdir is missing"),
     (["--python=no_such"], "--python='no_such' cannot be run"),
-])
+  ],
+)
 def test_wrong_argument(local, arguments, message):
   result = local(*arguments)
   assert result.returncode == 2

@@ -8,7 +8,9 @@ import pytest
 LAUNCH = pathlib.Path(__file__).parents[2] / "launch"
 
 
-@pytest.mark.parametrize("arguments, message", [
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
     (["creat"], "verb 'creat' does not exist; nearest: 'create'"),
     (["up", "--nme=v"], "flag '--nme' does not exist; nearest: '--name'"),
     (["up"], "--name is missing"),
@@ -28,7 +30,8 @@ LAUNCH = pathlib.Path(__file__).parents[2] / "launch"
     (["up", "--config=configs/tinny.py"], "nearest: 'configs/tiny.py'"),
     (["up", "--", "--config.a=b\nc"], "an override holds a line break"),
     (["status", "--name=w"], "nothing is recorded under --name=w"),
-])
+  ],
+)
 def test_wrong_argument(idle_world, arguments, message):
   verb, more = arguments[0], arguments[1:]
   legal = []
@@ -48,31 +51,59 @@ def test_price_is_chosen_by_the_user(idle_world):
   assert "choose --spot or --on-demand" in result.stderr
 
 
-@pytest.mark.parametrize("name, accelerator, chips, runtime", [
+@pytest.mark.parametrize(
+  "name, accelerator, chips, runtime",
+  [
     ("v5e:4x4", "v5litepod-16", 16, "v2-alpha-tpuv5-lite"),
     ("v5e-16", "v5litepod-16", 16, "v2-alpha-tpuv5-lite"),
     ("v5p:2x2x2", "v5p-16", 8, "v2-alpha-tpuv5"),
     ("v5p-8", "v5p-8", 4, "v2-alpha-tpuv5"),
     ("v6e:4x8", "v6e-32", 32, "v2-alpha-tpuv6e"),
     ("v4-16", "v4-16", 8, "tpu-ubuntu2204-base"),
-])
+  ],
+)
 def test_names_of_slices(name, accelerator, chips, runtime):
-  script = (f". {LAUNCH}/lib.sh; . {LAUNCH}/accelerators.sh; "
-            f"resolve_slice {name}; echo $ACCELERATOR $CHIPS $RUNTIME")
-  out = subprocess.run(["bash", "-uc", script], capture_output=True, text=True,
-                       check=True)
+  script = (
+    f". {LAUNCH}/lib.sh; . {LAUNCH}/accelerators.sh; "
+    f"resolve_slice {name}; echo $ACCELERATOR $CHIPS $RUNTIME"
+  )
+  out = subprocess.run(
+    ["bash", "-uc", script], capture_output=True, text=True, check=True
+  )
   assert out.stdout.split() == [accelerator, str(chips), runtime]
 
 
-@pytest.mark.parametrize("argument", [
-    "plain", "", "two words", "it's", '"', "$HOME", "a;b&c|d", "\\", "*", "~",
-    "&", "é", "--a=b c",
-])
+@pytest.mark.parametrize(
+  "argument",
+  [
+    "plain",
+    "",
+    "two words",
+    "it's",
+    '"',
+    "$HOME",
+    "a;b&c|d",
+    "\\",
+    "*",
+    "~",
+    "&",
+    "é",
+    "--a=b c",
+  ],
+)
 def test_quote_round_trip(argument):
   script = f'. {LAUNCH}/lib.sh; quote "$1"; printf %s "$REPLY"'
-  quoted = subprocess.run(["bash", "-uc", script, "_", argument],
-                          capture_output=True, text=True, check=True).stdout
+  quoted = subprocess.run(
+    ["bash", "-uc", script, "_", argument],
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout
   for shell in ("bash", "sh"):
-    back = subprocess.run([shell, "-c", f"printf %s {quoted}"],
-                          capture_output=True, text=True, check=True)
+    back = subprocess.run(
+      [shell, "-c", f"printf %s {quoted}"],
+      capture_output=True,
+      text=True,
+      check=True,
+    )
     assert back.stdout == argument
