@@ -93,6 +93,11 @@ def test_wrong_names_levels_and_types(example, override, names):
     assert name in message
 
 
+def test_rewards_may_be_combined(example):
+  name = "0.8*exact + 0.2*vigor_jax.rewards.exact:verify"
+  assert _parse(example, f"--config.reward.name={name}").reward.name == name
+
+
 def test_the_named_allocators_own_field_is_the_nearest(example):
   message = _refused(
     example, "--config.allocation.name=eb_widening", "--config.rounds=3"
@@ -128,7 +133,8 @@ def test_the_named_allocators_own_field_is_the_nearest(example):
     ("mesh.data=0", ["mesh.data"]),
     ("topology=v5e-16", ["topology", "v5e:4x4"]),
     ("profile_steps=0,", ["profile_steps: 0", "1 to total_steps=100"]),
-    ("reward.name=a b", ["reward.name", "module:function"]),
+    ("reward.name=exat", ["reward.name 'exat'", "module:function", "'exact'"]),
+    ("reward.name=nowhere:score", ["no module named 'nowhere'"]),
     ("reward.noise=0.7", ["reward.noise"]),
     ("stage=sft", ["init_from", "'auto'"]),
     ("sft.steps=0", ["sft."]),

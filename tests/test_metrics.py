@@ -247,6 +247,21 @@ def test_evaluations_count_in_the_time_left_but_not_in_the_rate(monkeypatch):
   ]
 
 
+def test_lines_may_stand_for_several_steps(monkeypatch):
+  clock = [0.0]
+  monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+  file = io.StringIO()
+  shown = progress.Progress(1000, file)
+  shown.start()
+  for step, seconds in ((101, 2), (121, 40)):  # Resumed at step 100.
+    clock[0] += seconds
+    shown.step(step, {"sft/loss": 2.0, "tokens": 0})
+  assert file.getvalue().splitlines() == [
+    "step  101/1000  loss 2.0000  left 29m58s",
+    "step  121/1000  loss 2.0000  left 29m18s",
+  ]
+
+
 @pytest.mark.parametrize(
   "reward, advice", [(0.0, "samples.jsonl"), (1.0, "solved"), (0.5, "temper")]
 )

@@ -42,17 +42,17 @@ class Progress:
     self._silent_steps = 0
     self._warn_at = patience
     self._accuracy = None
-    self._tokens = None
-    self._ends = collections.deque(maxlen=21)
+    # Tokens and time at the last line, and (step, time) of recent lines.
+    self._tokens = self._since = None  # None: not started.
+    self._lines = collections.deque(maxlen=21)
 
   def say(self, text: str) -> None:
     """Prints one line at once."""
     print(text, file=self._file, flush=True)
 
   def start(self, tokens: int = 0) -> None:
-    """Notes the time and the tokens from which the first step counts."""
-    self._tokens = tokens
-    self._ends.append(time.monotonic())
+    """Notes the time before the next step, and the tokens spent until then."""
+    self._tokens, self._since = tokens, time.monotonic()
 
   def step(self, step: int, metrics: Mapping[str, Any]) -> None:
     """Prints the line of a training step.
@@ -102,24 +102,25 @@ class Progress:
     rollouts = metrics.get("rollouts")
     spent = f" after {quantity(rollouts)} rollouts" if rollouts else ""
     self.say(f"evaluation at step {step}{spent}: {shown}")
-    if self._ends:
-      self._ends[-1] = time.monotonic()
+    if self._since is not None:
+      self._since = time.monotonic()
 
   def _pace(self, step, metrics):
-    """Returns tokens per second of this step and the seconds left."""
+    """Returns tokens per second since the last line and the seconds left."""
     now = time.monotonic()
     rate = left = None
     tokens = metrics.get("tokens")
-    if self._ends:
-      elapsed = max(now - self._ends[-1], 1e-9)
-      if tokens is not None and self._tokens is not None:
-        rate = (tokens - self._tokens) / elapsed
-      self._ends.append(now)
-      mean = (now - self._ends[0]) / (len(self._ends) - 1)
-      left = mean * (self._total - step)
-    else:
-      self._ends.append(now)
-    self._tokens = tokens
+    if tokens is not None and self._since is not None:
+      if tokens > (self._tokens or 0):
+        rate = (tokens - (self._tokens or 0)) / max(now - self._since, 1e-9)
+    if not self._lines and self._since is not None:
+      self._lines.append((step - 1, self._since))
+    if self._lines and step > self._lines[0][0]:
+      first_step, first_time = self._lines[0]
+      pace = (now - first_time) / (step - first_step)
+      left = pace * (self._total - step)
+    self._lines.append((step, now))
+    self._tokens, self._since = tokens, now
     return rate, left
 
   def _watch_signal(self, metrics):

@@ -194,11 +194,14 @@ def _check_task(config):
 
 
 def _check_reward(config):
-  name = config.reward.name
-  if name and not re.fullmatch(r"[\w.]+(:\w+)?", name):
-    raise ConfigError(
-      f"reward.name: expected 'module:function', got {name!r}"
-    )
+  if config.reward.name:
+    # Imported here: only a named reward's own module is needed.
+    from vigor_jax import rewards
+
+    try:
+      rewards.resolve(config.reward.name)
+    except ValueError as error:
+      raise ConfigError(str(error)) from error
 
 
 def _check_model(config):
