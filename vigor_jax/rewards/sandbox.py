@@ -55,9 +55,10 @@ class Limits:
   """What one test may use.
 
   Attributes:
-    cpu: CPU seconds of all its processes together. On a machine that is free, a
-      test that does not compute ends after cpu + 1 seconds, on a busy one (time
-      spent waiting for a core does not count) after 2 cpu + 1 at the latest.
+    cpu: CPU seconds of all its processes together. A test that does not compute
+      ends after cpu + 1 seconds of wall time, in which the time it waited for a
+      core does not count, so that a busy machine changes no verdict (10 cpu +
+      10 at most; 2 cpu + 1 where the kernel does not count the waiting).
     memory: bytes of address space per process, and of memory for all together.
     output: bytes of standard output; more is a failure.
     processes: processes and threads at once.
@@ -323,6 +324,7 @@ def _request(
           **dataclasses.asdict(limits),
           "wall": 2 * limits.cpu + 1,
           "idle_wall": limits.cpu + 1,
+          "longest": 10 * (limits.cpu + 1),
           "uid": uid,
           "count": mode in ("drop", "userns"),
       },
@@ -346,7 +348,7 @@ def _run_in(
       command = _bwrap_command(bwrap, limits, mode == "drop")
     process = stack.enter_context(_Process(command))
     # The driver ends each test by its limits; this ends the driver.
-    patience = _PATIENCE + len(tests) * (2 * limits.cpu + 3)
+    patience = _PATIENCE + len(tests) * (10 * limits.cpu + 12)
     timer = threading.Timer(patience, process.expire)
     timer.daemon = True
     timer.start()

@@ -212,10 +212,10 @@ def _child(request, test, limits, stdin_fd, ends, folder):
 class _Usage:
   """What all processes of the sandbox but this one use together."""
 
-  __slots__ = ("cpu", "memory", "processes", "delay")
+  __slots__ = ("cpu", "memory", "processes")
 
   def __init__(self, session):
-    self.cpu = self.memory = self.processes = self.delay = 0
+    self.cpu = self.memory = self.processes = 0
     for name in os.listdir("/proc"):
       if not name.isdigit() or name == "1":
         continue
@@ -226,14 +226,21 @@ class _Usage:
           continue
         with open(f"/proc/{name}/statm", "rb") as statm:
           pages = statm.read().split()
-        with open(f"/proc/{name}/schedstat", "rb") as sched:
-          self.delay += int(sched.read().split()[1]) / 1e9
       except (FileNotFoundError, ProcessLookupError, PermissionError):
         continue  # It has just ended.
       self.processes += 1
       self.cpu += sum(map(int, fields[11:15])) / _HZ
       # Shared pages are mostly the interpreter's own.
       self.memory += (int(pages[1]) - int(pages[2])) * _PAGE
+
+
+def _waited(pid):
+  """Seconds a process was ready to run and had no core; None if not known."""
+  try:
+    with open(f"/proc/{pid}/schedstat", "rb") as sched:
+      return int(sched.read().split()[1]) / 1e9
+  except (OSError, IndexError):
+    return None
 
 
 def _kill_all(session):
@@ -338,8 +345,14 @@ def _watch(pid, streams, limits, start):
         reason = "processes"
       elif seen.memory > limits["memory"]:
         reason = "memory"
-      elif wall > limits["wall"] or wall - seen.delay > limits["idle_wall"]:
-        reason = "wall"
+      else:
+        waited = _waited(pid)
+        if waited is None:
+          late = wall > limits["wall"]
+        else:
+          late = wall - waited > limits["idle_wall"] or wall > limits["longest"]
+        if late:
+          reason = "wall"
   if ended >= 0:
     os.close(ended)
   if status is not None and cpu > limits["cpu"]:
