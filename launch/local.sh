@@ -162,5 +162,11 @@ if [ "$PROCESSES" -gt 1 ]; then
   run_processes
 else
   environment 0
-  run env "${ENVIRONMENT[@]}" "${COMMAND[@]}" || exit "$TRAINING_FAILED"
+  status=0
+  run env "${ENVIRONMENT[@]}" "${COMMAND[@]}" || status=$?
+  case $status in
+    # The trainer's own code for a config it refuses.
+    "$OK" | "$BAD_ARGUMENT") exit "$status" ;;
+    *) exit "$TRAINING_FAILED" ;;
+  esac
 fi

@@ -136,7 +136,7 @@ class World:
 
   def launch(self, *arguments, script="tpu_vm.sh"):
     process = self.popen(*arguments, script=script)
-    out, err = process.communicate(timeout=25)
+    out, err = process.communicate(timeout=180)
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
   def up(self, *more, slices=1):
@@ -162,7 +162,7 @@ class World:
       "--spot",
     ]
 
-  def wait_for(self, condition, seconds=10):
+  def wait_for(self, condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
       assert time.monotonic() < end, "waited in vain"
