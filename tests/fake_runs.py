@@ -48,6 +48,7 @@ def write(folder, values=None, *, until=None, noise=0.01, gain=1.0):
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / "config.json").write_text(json.dumps(values))
+  (folder / "command.txt").write_text("python -m vigor_jax.train --config=c.py")
   rng = np.random.Generator(np.random.Philox(
       key=values["seed"] + 1000 * (values["prompts_per_step"] % 7)))
   name = values["allocation"]["name"]

@@ -111,7 +111,7 @@ def test_grid_runs_once_and_writes_everything(base, tmp_path):
                   "run vigor-seed0", "run uniform-seed1", "run vigor-seed1"]
   assert "[4/4] vigor seed 1: accuracy" in said and "left" in said
   assert {cell["state"] for cell in _record(tmp_path)["cells"]} == {"done"}
-  assert "| vigor | 2 |" in (tmp_path / "compare.md").read_text()
+  assert "| vigor | " in (tmp_path / "compare.md").read_text()
   page = (tmp_path / "report.html").read_text()
   assert "the command" in page and "Cost to the same accuracy" in page
   # The same command again finds nothing to do.
@@ -271,7 +271,8 @@ def test_verdict_says_bad_news_plainly():
   assert "vigor: seeds 0, 1 did not reach the 85% target" in text
   _, (title, header, rows) = verdict.tables(result)
   assert title == "To 54.0 %, 85% of the rise of uniform"
-  assert rows[1][3] == "> 0.4 k (≤ 0.85x)" and len(header) == len(rows[1])
+  assert rows[1][2:4] == ["> 0.4 k", "> 4.0 k (≤ 0.85x)"]
+  assert len(header) == len(rows[1])
 
 
 def test_verdict_against_the_best_uniform_split():
@@ -303,7 +304,7 @@ def test_a_baseline_that_did_not_learn_gives_no_targets():
   assert "did not learn" in " ".join(result["sentences"])
   assert "no target" in verdict.overall({"x": result})[0]
   [(_, header, rows)] = verdict.tables(result)
-  assert header == ["rule", "seeds", "final accuracy"] and len(rows) == 2
+  assert header == ["rule", "final accuracy"] and len(rows) == 2
 
 
 def test_single_seed_has_no_spread():

@@ -48,6 +48,7 @@ def test_single_run_report_is_self_contained(whole, tmp_path):
   assert "none after the first two steps" in page
   assert "0*7+3-20=" in page  # a sample of the last evaluation
   assert "task.difficulty = sparse_signal" in page
+  assert "<pre>python -m vigor_jax.train --config=c.py</pre>" in page
   assert "could not be read" not in page
 
 

@@ -404,7 +404,8 @@ def rounds_heat(rules: Rules, one_step: bool = False):
   bottom, upper = axes[-1].get_position().y0, axes[0].get_position().y1
   bar = figure.add_axes((0.885, bottom, 0.02, upper - bottom))
   bar.grid(False)
-  figure.colorbar(image, cax=bar)
+  figure.colorbar(image, cax=bar,
+                  ticks=ticker.MaxNLocator(6, integer=True))
   bar.tick_params(size=0, labelsize=8)
   bar.set_title("rollouts", size=8, loc="left")
   for side in bar.spines.values():

@@ -29,7 +29,7 @@ class Run:
   groups: per step, the opened groups' sizes, reward sums and round counts.
   samples: sample completions, oldest first.
   notes: sentences about what could not be read.
-  command: the command line that started the run, if it was kept.
+  command: the command line that started the run, from command.txt.
   label, variant: the rule and the stream the run belongs to in a comparison.
   """
 
@@ -253,6 +253,7 @@ def read(folder) -> Run:
       notes.append(f"config.json cannot be read: {error}")
   else:
     notes.append("config.json is missing")
+  command = folder / "command.txt"
   lines = read_lines(folder / "metrics.jsonl", notes)
   evals = [line for line in lines if "eval/accuracy" in line]
   train = [line for line in lines if "eval/accuracy" not in line]
@@ -264,6 +265,7 @@ def read(folder) -> Run:
       groups=_groups(read_lines(folder / "groups.jsonl", notes), notes),
       samples=_samples(read_lines(folder / "samples.jsonl", notes)),
       notes=notes,
+      command=command.read_text().strip() if command.exists() else "",
   )
 
 

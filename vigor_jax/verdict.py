@@ -429,22 +429,22 @@ def tables(result: dict) -> list[tuple[str, list[str], list[list[str]]]]:
     return text
 
   if not result["targets"]:
-    return [("At the end", ["rule", "seeds", "final accuracy"],
-             [[label, str(rule["runs"]), final(rule)]
+    return [("At the end", ["rule", "final accuracy"],
+             [[label, final(rule)]
               for label, rule in result["rules"].items()])]
   made = []
   for position, target in enumerate(result["targets"]):
     title = (f"To {percent(target['accuracy'])}, {target['fraction']:.0%} of "
              f"the rise of {result['baseline']}")
-    header = ["rule", "seeds", "final accuracy", *MEASURES,
+    header = ["rule", "final accuracy", *MEASURES,
               f"x {result['baseline']}", "x best uniform"]
     rows = []
     for label, rule in result["rules"].items():
-      row = [label, str(rule["runs"]), final(rule)]
+      row = [label, final(rule)]
       for measure in MEASURES:
         text = _amount(rule["to_target"][position][measure], measure)
         ratio = rule["ratio"][position][measure]
-        if ratio is not None and ratio["value"] is not None:
+        if measure != "rollouts" and ratio and ratio["value"] is not None:
           text += f" ({_sign(ratio)}{ratio['value']:.2f}x)"
         row.append(text)
       is_best = label == result["best_uniform"][position]["rollouts"]
