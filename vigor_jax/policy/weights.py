@@ -215,6 +215,14 @@ def _copy(target: np.ndarray, source: np.ndarray) -> None:
     target[...] = source
 
 
+def check_free(folder: str) -> None:
+  """Raises ValueError unless a folder can be written: absent or empty."""
+  if os.path.exists(folder) and (
+    not os.path.isdir(folder) or os.listdir(folder)
+  ):
+    raise ValueError(f"{folder}: exists and is not an empty folder")
+
+
 def to_folder(
   params: Any,
   sizes: Sizes,
@@ -246,10 +254,7 @@ def to_folder(
   Raises:
     ValueError: the folder is in use, or params lie on other hosts too.
   """
-  if os.path.exists(folder) and (
-    not os.path.isdir(folder) or os.listdir(folder)
-  ):
-    raise ValueError(f"{folder}: exists and is not an empty folder")
+  check_free(folder)
   leaves, _ = jax.tree_util.tree_flatten_with_path(params)
   values = {_path_name(keys): leaf for keys, leaf in leaves}
   for name, value in values.items():
