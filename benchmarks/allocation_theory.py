@@ -20,16 +20,16 @@ from vigor_jax.allocation import prediction, theory
 from vigor_jax.allocation.population import Population, deconvolve
 
 POPULATIONS = {
-    "beta_half": Population.beta(0.5, 0.5),
-    "uniform_p": Population.beta(1.0, 1.0),
-    "sparse": Population.binary([0.997, 0.01, 0.3], [0.75, 0.15, 0.10]),
-    "hard": Population.beta(0.3, 0.9),
+  "beta_half": Population.beta(0.5, 0.5),
+  "uniform_p": Population.beta(1.0, 1.0),
+  "sparse": Population.binary([0.997, 0.01, 0.3], [0.75, 0.15, 0.10]),
+  "hard": Population.beta(0.3, 0.9),
 }
 
 
 def make(name, prompts):
   return allocation.make(
-      name, prompts_per_step=prompts, budget=8 * prompts, seed=0
+    name, prompts_per_step=prompts, budget=8 * prompts, seed=0
   )
 
 
@@ -39,7 +39,7 @@ def closed_form(draws):
   for rounds in (2, 3, 4, 5):
     exact = theory.variance_gain(1.5, rounds)
     drawn = np.mean(
-        [theory.monte_carlo_gain(1.5, rounds, seed=s) for s in range(draws)]
+      [theory.monte_carlo_gain(1.5, rounds, seed=s) for s in range(draws)]
     )
     print(f"Theorem 2, k=1.5, T={rounds}: {exact:.3f}, drawn {drawn:.3f}")
     worst = max(worst, abs(drawn / exact - 1))
@@ -52,15 +52,13 @@ def enumeration(prompts, steps):
   for label, population in POPULATIONS.items():
     for name in ("vigor", "low_success_first"):
       exact = prediction.predict(make(name, prompts), population)
-      played = prediction.simulate(
-          make(name, prompts), population, steps=steps
-      )
+      played = prediction.simulate(make(name, prompts), population, steps=steps)
       v = played.variance_per_rollout
       difference = exact.variance_per_rollout / v - 1
       print(
-          f"V of {name} on {label}, P={prompts}: enumerated"
-          f" {exact.variance_per_rollout:.4f}, played {v:.4f} +-"
-          f" {played.standard_error:.4f} ({difference:+.2%})"
+        f"V of {name} on {label}, P={prompts}: enumerated"
+        f" {exact.variance_per_rollout:.4f}, played {v:.4f} +-"
+        f" {played.standard_error:.4f} ({difference:+.2%})"
       )
       worst = max(worst, abs(difference))
       error = max(error, played.standard_error / v)
@@ -97,21 +95,18 @@ def from_counts(steps):
     fresh = float(found.weights @ found.variance)
     fit = theory.fit_pareto(found.variance, found.weights)
     guesses = {
-        "deconvolved": prediction.predict(
-            allocator, found
-        ).variance_per_rollout,
-        "raw": prediction.predict(
-            allocator, Population.binary(k / n)
-        ).variance_per_rollout,
-        # Where Theorem 2 has no value (k <= 1) its limit k -> 1 stands in.
-        "pareto": fresh
-        * theory.variance_gain(max(fit.tail_index, 1.0001), 4),
+      "deconvolved": prediction.predict(allocator, found).variance_per_rollout,
+      "raw": prediction.predict(
+        allocator, Population.binary(k / n)
+      ).variance_per_rollout,
+      # Where Theorem 2 has no value (k <= 1) its limit k -> 1 stands in.
+      "pareto": fresh * theory.variance_gain(max(fit.tail_index, 1.0001), 4),
     }
     print(
-        f"V of a VIGOR run on {label}: {true:.4f}; predicted "
-        + ", ".join(f"{g}: {x:.4f}" for g, x in guesses.items())
-        + f"; Pareto k={fit.tail_index:.2f}, KS={fit.ks:.2f}, Hill"
-        f" {fit.hill_low:.2f} to {fit.hill_high:.2f}"
+      f"V of a VIGOR run on {label}: {true:.4f}; predicted "
+      + ", ".join(f"{g}: {x:.4f}" for g, x in guesses.items())
+      + f"; Pareto k={fit.tail_index:.2f}, KS={fit.ks:.2f}, Hill"
+      f" {fit.hill_low:.2f} to {fit.hill_high:.2f}"
     )
     for guess, value in guesses.items():
       worst[guess] = max(worst[guess], abs(value / true - 1))
@@ -131,35 +126,37 @@ def main():
   seconds = time.perf_counter() - start
   half = prediction.predict(make("vigor", 256), POPULATIONS["beta_half"])
   figures = {
-      "theorem2_vs_monte_carlo": drawn,
-      "enumerated_vs_played": difference,
-      "played_standard_error": error,
-      "deconvolved_vs_true": worst["deconvolved"],
-      "raw_pass_rates_vs_true": worst["raw"],
-      "pareto_vs_true": worst["pareto"],
-      "zero_variance_groups": half.zero_variance_share,
-      "zero_variance_rollouts": half.zero_variance_rollout_share,
-      "enumeration_seconds_512_prompts": seconds,
+    "theorem2_vs_monte_carlo": drawn,
+    "enumerated_vs_played": difference,
+    "played_standard_error": error,
+    "deconvolved_vs_true": worst["deconvolved"],
+    "raw_pass_rates_vs_true": worst["raw"],
+    "pareto_vs_true": worst["pareto"],
+    "zero_variance_groups": half.zero_variance_share,
+    "zero_variance_rollouts": half.zero_variance_rollout_share,
+    "enumeration_seconds_512_prompts": seconds,
   }
   targets = {
-      "theorem2_vs_monte_carlo": {"max": 0.06 if quick else 0.03},
-      "enumerated_vs_played": {"max": 0.01 + 3 * error},
-      "deconvolved_vs_true": {"max": 0.1},
-      "zero_variance_groups": {"min": 0.64, "max": 0.66},
-      "zero_variance_rollouts": {"min": 0.23, "max": 0.25},
-      "enumeration_seconds_512_prompts": {"max": 1.0},
+    "theorem2_vs_monte_carlo": {"max": 0.06 if quick else 0.03},
+    "enumerated_vs_played": {"max": 0.01 + 3 * error},
+    "deconvolved_vs_true": {"max": 0.1},
+    "zero_variance_groups": {"min": 0.64, "max": 0.66},
+    "zero_variance_rollouts": {"min": 0.23, "max": 0.25},
+    "enumeration_seconds_512_prompts": {"max": 1.0},
   }
   ok = all(
-      target.get("min", -np.inf) <= figures[name] <= target.get("max", np.inf)
-      for name, target in targets.items()
+    target.get("min", -np.inf) <= figures[name] <= target.get("max", np.inf)
+    for name, target in targets.items()
   )
   print(
-      json.dumps({
-          "name": "allocation_theory",
-          "figures": {k: round(float(v), 5) for k, v in figures.items()},
-          "targets": targets,
-          "ok": ok,
-      })
+    json.dumps(
+      {
+        "name": "allocation_theory",
+        "figures": {k: round(float(v), 5) for k, v in figures.items()},
+        "targets": targets,
+        "ok": ok,
+      }
+    )
   )
   return 0 if ok else 1
 

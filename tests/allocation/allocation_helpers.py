@@ -29,16 +29,25 @@ class Stream:
     self.queue = back + self.queue[len(consumed) :]
 
 
+def uniform_of(*address):
+  """Uniform [0, 1) numbers of integer addresses (splitmix64), broadcast."""
+  z = np.uint64(0)
+  with np.errstate(over="ignore"):
+    for part in address:
+      z = z + np.asarray(part, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+      z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+      z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+      z = z ^ (z >> np.uint64(31))
+  return (z >> np.uint64(11)) * 2.0**-53
+
+
 def bernoulli(p):
-  """Reward of (group, sample): addressed by (uid, step, sample)."""
+  """0/1 reward of (group, sample), addressed by (step, uid, sample)."""
 
   def reward(groups, group, sample):
     probability = p(groups.uids) if callable(p) else np.asarray(p)
-    out = np.zeros(len(group))
-    for i, (g, s) in enumerate(zip(group, sample)):
-      draw = np.random.default_rng([7, groups.step, groups.uids[g], s])
-      out[i] = draw.random() < probability[g]
-    return out
+    draws = uniform_of(groups.step, groups.uids[group], sample)
+    return (draws < probability[group]).astype(float)
 
   return reward
 
@@ -63,12 +72,12 @@ def play(allocator, groups, reward, shuffle=None, pieces=1):
 
 def make(name, options=None, *, prompts=32, budget=256, seed=0, **kwargs):
   return allocation.make(
-      name,
-      options,
-      prompts_per_step=prompts,
-      budget=budget,
-      seed=seed,
-      **kwargs,
+    name,
+    options,
+    prompts_per_step=prompts,
+    budget=budget,
+    seed=seed,
+    **kwargs,
   )
 
 
@@ -82,7 +91,7 @@ def run_step(allocator, stream, reward, step=0, **kwargs):
 
 
 def stream_step(
-    allocator, groups, reward, *, slots, lengths, lag=1, shuffle=None
+  allocator, groups, reward, *, slots, lengths, lag=1, shuffle=None
 ):
   """Plays a streaming rule on `slots` decode slots, chunk by chunk.
 

@@ -1,7 +1,6 @@
 """What every registered allocator must do."""
 
 import json
-import warnings
 
 import allocation_helpers as helpers
 import numpy as np
@@ -20,36 +19,33 @@ def population(uids):
 
 def steps(allocator, stream, reward, first, last, **kwargs):
   out = []
-  with warnings.catch_warnings():
-    warnings.simplefilter("ignore", RuntimeWarning)
-    for step in range(first, last):
-      groups = allocator.begin(stream, step)
-      log = helpers.play(allocator, groups, reward, **kwargs)
-      allocator.end(groups)
-      stream.advance(groups.consumed)
-      out.append((groups, log))
+  for step in range(first, last):
+    groups = allocator.begin(stream, step)
+    log = helpers.play(allocator, groups, reward, **kwargs)
+    allocator.end(groups)
+    stream.advance(groups.consumed)
+    out.append((groups, log))
   return out
 
 
 @pytest.mark.parametrize("name", NAMES)
 class TestEvery:
-
   @pytest.mark.parametrize("data_set", [None, 80])
   @pytest.mark.parametrize("p", [0.0, 0.3, 1.0, None])
   def test_budget(self, name, data_set, p):
     allocator = helpers.make(name)
     reward = helpers.bernoulli(
-        population if p is None else (lambda uids: np.full(len(uids), p))
+      population if p is None else (lambda uids: np.full(len(uids), p))
     )
     for groups, (group, sample, rewards) in steps(
-        allocator, helpers.Stream(data_set), reward, 0, 3
+      allocator, helpers.Stream(data_set), reward, 0, 3
     ):
       assert len(groups) == allocator.max_prompts
       assert groups.spent <= 256
       if name not in AT_MOST:
         assert groups.spent == 256
       np.testing.assert_array_equal(
-          groups.counts, np.sum(groups.round_counts, axis=0)
+        groups.counts, np.sum(groups.round_counts, axis=0)
       )
       assert groups.counts.max() <= allocator.largest_group()
       assert (groups.n == groups.counts).all()
@@ -92,7 +88,9 @@ class TestEvery:
     def reward(groups, group, sample):
       return (groups.uids[group] * 5 + sample * 3) % 9 / 8
 
-    for groups, _ in steps(helpers.make(name), helpers.Stream(80), reward, 0, 2):
+    for groups, _ in steps(
+      helpers.make(name), helpers.Stream(80), reward, 0, 2
+    ):
       assert 0 < groups.spent <= 256
 
   def test_options_survive_a_mapping(self, name):

@@ -24,7 +24,6 @@ def add(groups, rewards_by_group):
 
 
 class TestAddressedUniform:
-
   def test_same_address_same_number_in_any_company(self):
     positions = np.array([5, 900, 17, 3])
     together = addressed_uniform(1, 2, 3, positions)
@@ -36,7 +35,7 @@ class TestAddressedUniform:
     assert far[0] == addressed_uniform(1, 2, 3, [7, 8])[0]
 
   @pytest.mark.parametrize(
-      "address", [(9, 2, 3, 0), (1, 9, 3, 0), (1, 2, 9, 0), (1, 2, 3, 9)]
+    "address", [(9, 2, 3, 0), (1, 9, 3, 0), (1, 2, 9, 0), (1, 2, 3, 9)]
   )
   def test_every_part_of_the_address_counts(self, address):
     one = addressed_uniform(1, 2, 3, np.arange(8))
@@ -55,7 +54,6 @@ class TestAddressedUniform:
 
 
 class TestVariance:
-
   def test_hand_worked(self):
     # Rewards 1, 0, 0, 1, 1: n 5, sum 3: plug-in 6/25, unbiased 3/10,
     # posterior Beta(4, 3): 12 / (7 * 8).
@@ -72,7 +70,7 @@ class TestVariance:
   def test_small_groups(self):
     for kind in ("plugin", "unbiased"):
       np.testing.assert_array_equal(
-          variance.estimate(kind, [0, 1], [0, 1], [0, 1]), [0, 0]
+        variance.estimate(kind, [0, 1], [0, 1], [0, 1]), [0, 0]
       )
     # No data: Beta(1, 1) has E[p (1 - p)] = 1/6.
     assert variance.estimate("beta", 0, 0, 0) == pytest.approx(1 / 6)
@@ -89,7 +87,6 @@ class TestVariance:
 
 
 class TestGroups:
-
   def test_request_books_and_opens(self):
     groups = make_groups()
     first = groups.request([0, 2, 0, 1])
@@ -102,8 +99,8 @@ class TestGroups:
     assert groups.opened.tolist() == [True, True, False, True]
     assert groups.consumed.tolist() == groups.opened.tolist()
     assert [c.tolist() for c in groups.round_counts] == [
-        [0, 2, 0, 1],
-        [1, 2, 0, 0],
+      [0, 2, 0, 1],
+      [1, 2, 0, 0],
     ]
     assert groups.spent == 6
 
@@ -182,20 +179,19 @@ class TestGroups:
 def make_rows(group, sample, length=3, width=4):
   k = len(group)
   return types.SimpleNamespace(
-      tokens=np.arange(k * width).reshape(k, width) + 1,
-      logprobs=-np.ones((k, width), np.float32),
-      processed_logprobs=-np.full((k, width), 0.5, np.float32),
-      lengths=np.full(k, length),
-      group=np.array(group),
-      sample=np.array(sample),
-      truncated=np.zeros(k, bool),
-      end_chunk=np.zeros(k, int),
-      slot=np.arange(k),
+    tokens=np.arange(k * width).reshape(k, width) + 1,
+    logprobs=-np.ones((k, width), np.float32),
+    processed_logprobs=-np.full((k, width), 0.5, np.float32),
+    lengths=np.full(k, length),
+    group=np.array(group),
+    sample=np.array(sample),
+    truncated=np.zeros(k, bool),
+    end_chunk=np.zeros(k, int),
+    slot=np.arange(k),
   )
 
 
 class TestBuffer:
-
   def setup_method(self):
     self.groups = make_groups(3)
     self.groups.request([2, 2, 0])
@@ -223,20 +219,20 @@ class TestBuffer:
       self.buffer.order()
 
   @pytest.mark.parametrize(
-      "rewards, message",
-      [
-          (None, "returned None; expected 2 numbers"),
-          ("01", "returned '01'; expected 2 numbers"),
-          (0.5, "returned 0.5; expected 2 numbers"),
-          ([1.0], "returned 1 rewards, but 2 were expected"),
-          ([1.0, 0.0, 1.0], "returned 3 rewards, but 2"),
-          ([1.0, "0"], "reward '0' of group 0, sample 1 .* is a str"),
-          ([1.0, None], "reward None of group 0, sample 1"),
-          ([1.0, [0.5]], "is a list"),
-          ([1.0, float("nan")], "reward nan of group 0, sample 1"),
-          (np.array([1.0, 1.01]), "reward 1.01 of group 0, sample 1"),
-          (np.zeros((2, 1)), "expected 2 numbers"),
-      ],
+    "rewards, message",
+    [
+      (None, "returned None; expected 2 numbers"),
+      ("01", "returned '01'; expected 2 numbers"),
+      (0.5, "returned 0.5; expected 2 numbers"),
+      ([1.0], "returned 1 rewards, but 2 were expected"),
+      ([1.0, 0.0, 1.0], "returned 3 rewards, but 2"),
+      ([1.0, "0"], "reward '0' of group 0, sample 1 .* is a str"),
+      ([1.0, None], "reward None of group 0, sample 1"),
+      ([1.0, [0.5]], "is a list"),
+      ([1.0, float("nan")], "reward nan of group 0, sample 1"),
+      (np.array([1.0, 1.01]), "reward 1.01 of group 0, sample 1"),
+      (np.zeros((2, 1)), "expected 2 numbers"),
+    ],
   )
   def test_bad_rewards(self, rewards, message):
     with pytest.raises(ValueError, match=message):
@@ -258,7 +254,6 @@ class TestBuffer:
 
 
 class TestRegistry:
-
   def test_names_match(self):
     for name, cls in allocation.REGISTRY.items():
       assert cls.name == name
@@ -272,16 +267,16 @@ class TestRegistry:
       helpers.make("vigor", {"round": 3})
 
   @pytest.mark.parametrize(
-      "options, message",
-      [
-          ({"rounds": 2.5}, "rounds=2.5"),
-          ({"rounds": True}, "rounds=True"),
-          ({"rounds": 0}, "rounds=0"),
-          ({"keep": 0.0}, "keep=0.0"),
-          ({"keep": "half"}, "keep='half'"),
-          ({"variance": "unbias"}, "did you mean 'unbiased'"),
-          ({"ties": "rand"}, "ties='rand'"),
-      ],
+    "options, message",
+    [
+      ({"rounds": 2.5}, "rounds=2.5"),
+      ({"rounds": True}, "rounds=True"),
+      ({"rounds": 0}, "rounds=0"),
+      ({"keep": 0.0}, "keep=0.0"),
+      ({"keep": "half"}, "keep='half'"),
+      ({"variance": "unbias"}, "did you mean 'unbiased'"),
+      ({"ties": "rand"}, "ties='rand'"),
+    ],
   )
   def test_bad_option_values(self, options, message):
     with pytest.raises(ValueError, match=message):

@@ -9,7 +9,7 @@ from vigor_jax.allocation import eb_widening
 
 
 def slow_greedy(
-    n, opened, value, slope, new_value, new_slope, keys, budget, cap, m0
+  n, opened, value, slope, new_value, new_slope, keys, budget, cap, m0
 ):
   """One rollout at a time, as the rule is worded."""
   have = np.array(n, int)
@@ -40,7 +40,6 @@ def slow_greedy(
 
 
 class TestGreedy:
-
   @pytest.mark.parametrize("case", range(150))
   def test_equals_one_at_a_time(self, case):
     rng = np.random.default_rng(case)
@@ -50,21 +49,21 @@ class TestGreedy:
     n = np.zeros(size, int)
     n[:opened] = rng.integers(1, 6, opened)
     value = rng.choice([0.05, 0.1, 0.2, 0.3], size) + (
-        rng.random(size) * (case % 2)
+      rng.random(size) * (case % 2)
     )
     slope = value * rng.uniform(0.002, 0.2, size)
     new_value = float(rng.choice([0.0, 0.1, 0.15, 0.5]))
     arguments = (
-        n,
-        opened,
-        value,
-        slope,
-        new_value,
-        0.05 * new_value + 1e-6,
-        rng.random(size),
-        int(rng.integers(0, 80)),
-        int(rng.integers(1, 9)),
-        m0,
+      n,
+      opened,
+      value,
+      slope,
+      new_value,
+      0.05 * new_value + 1e-6,
+      rng.random(size),
+      int(rng.integers(0, 80)),
+      int(rng.integers(1, 9)),
+      m0,
     )
     fast, fast_cap = eb_widening.greedy(*arguments)
     slow, slow_cap = slow_greedy(*arguments)
@@ -83,7 +82,6 @@ class TestGreedy:
 
 
 class TestPrior:
-
   def test_posterior_by_hand(self):
     prior = eb_widening.Prior(10)
     post = prior.posterior([2], [1])[0]
@@ -123,8 +121,8 @@ class TestPrior:
     for step in range(4):
       prior.remember([2.0], [float(step % 3)])
     assert [rows.tolist() for rows in prior.recent] == [
-        [[2, 2, 1]],
-        [[2, 0, 1]],
+      [[2, 2, 1]],
+      [[2, 0, 1]],
     ]
     none = eb_widening.Prior(0)
     none.remember([2.0], [1.0])
@@ -141,12 +139,11 @@ def mixture(uids):
 
 
 class TestEbWidening:
-
   def test_shape_of_a_step(self):
     allocator = helpers.make("eb_widening")
     assert allocator.max_prompts == 64 + 160
     groups = helpers.run_step(
-        allocator, helpers.Stream(), helpers.bernoulli(mixture)
+      allocator, helpers.Stream(), helpers.bernoulli(mixture)
     )
     assert [int(c.sum()) for c in groups.round_counts] == [128, 42, 42, 44]
     assert (groups.counts[:64] >= 2).all()
@@ -169,11 +166,11 @@ class TestEbWidening:
 
   def test_small_pool_raises_the_cap(self):
     allocator = helpers.make(
-        "eb_widening", {"open_share": 1 / 64, "pool": 0.0, "cap": 3}, budget=128
+      "eb_widening", {"open_share": 1 / 64, "pool": 0.0, "cap": 3}, budget=128
     )
     assert allocator.max_prompts == 2
     groups = helpers.run_step(
-        allocator, helpers.Stream(), helpers.bernoulli(np.array([0.5, 0.5]))
+      allocator, helpers.Stream(), helpers.bernoulli(np.array([0.5, 0.5]))
     )
     assert groups.spent == 128
     assert groups.counts.min() >= 60
@@ -190,7 +187,7 @@ class TestEbWidening:
     stream = helpers.Stream()
     for step in range(8):
       groups = helpers.run_step(
-          allocator, stream, helpers.bernoulli(mixture), step
+        allocator, stream, helpers.bernoulli(mixture), step
       )
     solved = groups.opened & ~groups.mixed() & (groups.mean() == 1)
     assert groups.counts[solved].mean() < 2.3
@@ -229,7 +226,7 @@ class TestEbWidening:
       return (group * 7 + sample * 3) % 9 / 8
 
     groups = helpers.run_step(
-        helpers.make("eb_widening"), helpers.Stream(), reward
+      helpers.make("eb_widening"), helpers.Stream(), reward
     )
     assert groups.spent == 256
 

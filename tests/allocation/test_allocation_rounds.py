@@ -9,11 +9,10 @@ HALVING = ["vigor", "random_top", "low_success_first"]
 
 
 class TestUniform:
-
   def test_counts(self):
     allocator = helpers.make("uniform", prompts=32, budget=256)
     groups = helpers.run_step(
-        allocator, helpers.Stream(), helpers.bernoulli(np.full(32, 0.5))
+      allocator, helpers.Stream(), helpers.bernoulli(np.full(32, 0.5))
     )
     assert groups.counts.tolist() == [8] * 32
     assert len(groups.round_counts) == 1
@@ -21,15 +20,14 @@ class TestUniform:
 
   def test_indivisible_budget_lists_the_legal_values(self):
     with pytest.raises(
-        ValueError,
-        match="budget=256 .* prompts_per_step=30; .* 16 or 32 works.*"
-        "budget = 240 or 270",
+      ValueError,
+      match="budget=256 .* prompts_per_step=30; .* 16 or 32 works.*"
+      "budget = 240 or 270",
     ):
       helpers.make("uniform", prompts=30, budget=256)
 
 
 class TestSchedule:
-
   def test_published_group_sizes(self):
     schedule = halving.make_schedule(32, 4, 2, 0.5, 2)
     assert schedule.sizes == (2, 6, 14, 30)
@@ -62,10 +60,10 @@ class TestSchedule:
 
   def test_thirds(self):
     allocator = helpers.make(
-        "vigor",
-        {"rounds": 3, "keep": 1 / 3, "growth": 3, "initial_rollouts": 2},
-        prompts=36,
-        budget=216,
+      "vigor",
+      {"rounds": 3, "keep": 1 / 3, "growth": 3, "initial_rollouts": 2},
+      prompts=36,
+      budget=216,
     )
     assert allocator.schedule.prompts == (36, 12, 4)
 
@@ -80,11 +78,10 @@ def spread_p(size=32):
 
 @pytest.mark.parametrize("name", HALVING)
 class TestHalving:
-
   def test_budget_is_exact_and_rounds_are_static(self, name):
     allocator = helpers.make(name)
     groups = helpers.run_step(
-        allocator, helpers.Stream(), helpers.bernoulli(spread_p())
+      allocator, helpers.Stream(), helpers.bernoulli(spread_p())
     )
     assert groups.spent == 256
     assert [int(c.sum()) for c in groups.round_counts] == [64] * 4
@@ -94,13 +91,13 @@ class TestHalving:
 
   def test_survivors(self, name):
     groups = helpers.run_step(
-        helpers.make(name), helpers.Stream(), helpers.bernoulli(spread_p())
+      helpers.make(name), helpers.Stream(), helpers.bernoulli(spread_p())
     )
     kept = helpers.make(name, train_on="survivors").select(groups)
     assert kept.tolist() == (groups.counts == 30).tolist()
     assert helpers.make(name).select(groups).all()
     rows = helpers.make(name, train_on="survivors").keep_rollouts(
-        groups, [0, 1, 2], [0, 0, 0], [1, 0, 1]
+      groups, [0, 1, 2], [0, 0, 0], [1, 0, 1]
     )
     assert rows.tolist() == kept[:3].tolist()
 
@@ -108,11 +105,11 @@ class TestHalving:
     seen = set()
     for seed in range(6):
       groups = helpers.run_step(
-          helpers.make(name),
-          helpers.Stream(),
-          helpers.bernoulli(spread_p()),
-          shuffle=np.random.default_rng(seed),
-          pieces=seed + 1,
+        helpers.make(name),
+        helpers.Stream(),
+        helpers.bernoulli(spread_p()),
+        shuffle=np.random.default_rng(seed),
+        pieces=seed + 1,
       )
       seen.add(tuple(groups.counts))
     assert len(seen) == 1
@@ -120,60 +117,61 @@ class TestHalving:
   def test_ties_differ_between_steps_and_seeds(self, name):
     nothing = helpers.bernoulli(np.zeros(32))
     counts = {
-        tuple(
-            helpers.run_step(
-                helpers.make(name, seed=seed), helpers.Stream(), nothing, step
-            ).counts
-        )
-        for seed in (0, 1)
-        for step in (0, 1)
+      tuple(
+        helpers.run_step(
+          helpers.make(name, seed=seed), helpers.Stream(), nothing, step
+        ).counts
+      )
+      for seed in (0, 1)
+      for step in (0, 1)
     }
     assert len(counts) == 4
 
 
-class TestRanking:
+def all_wrong(groups, group, sample):
+  del groups, sample
+  return np.zeros(len(group))
 
+
+class TestRanking:
   def test_only_mixed_prompts_survive_while_there_are_enough(self):
     # Prompts 0..7 alternate 1, 0, 1, 0...; the others always fail.
     def reward(groups, group, sample):
       del groups
       return ((group < 8) & (sample % 2 == 0)).astype(float)
 
-    groups = helpers.run_step(
-        helpers.make("vigor"), helpers.Stream(), reward
-    )
+    groups = helpers.run_step(helpers.make("vigor"), helpers.Stream(), reward)
     assert set(np.flatnonzero(groups.counts == 30)) <= set(range(8))
     assert (groups.counts[:8] >= 14).all()
 
   def test_ties_by_index(self):
     groups = helpers.run_step(
-        helpers.make("vigor", {"ties": "index"}),
-        helpers.Stream(),
-        helpers.bernoulli(np.zeros(32)),
+      helpers.make("vigor", {"ties": "index"}),
+      helpers.Stream(),
+      helpers.bernoulli(np.zeros(32)),
     )
     assert groups.counts.tolist() == [30] * 4 + [14] * 4 + [6] * 8 + [2] * 16
 
   def test_ties_do_not_favour_an_index(self):
-    nothing = helpers.bernoulli(np.zeros(32))
     total = np.zeros(32)
     stream = helpers.Stream()
     allocator = helpers.make("vigor")
     for step in range(400):
-      total += helpers.run_step(allocator, stream, nothing, step).counts
+      total += helpers.run_step(allocator, stream, all_wrong, step).counts
     # One step: sizes 2 6 14 30 with shares 1/2 1/4 1/8 1/8, mean 8, var 86.
     # Five standard errors of the mean over 400 steps.
     assert np.abs(total / 400 - 8).max() < 5 * np.sqrt(86 / 400)
 
   def test_variance_kinds_rank_alike_under_nested_halving(self):
     counts = {
-        tuple(
-            helpers.run_step(
-                helpers.make("vigor", {"variance": kind}),
-                helpers.Stream(),
-                helpers.bernoulli(spread_p()),
-            ).counts
-        )
-        for kind in ("plugin", "unbiased", "beta")
+      tuple(
+        helpers.run_step(
+          helpers.make("vigor", {"variance": kind}),
+          helpers.Stream(),
+          helpers.bernoulli(spread_p()),
+        ).counts
+      )
+      for kind in ("plugin", "unbiased", "beta")
     }
     assert len(counts) == 1
 
@@ -184,9 +182,7 @@ class TestRanking:
       narrow = np.where(sample % 2, 0.55, 0.45)
       return np.where(group < 4, wide, np.where(group < 16, narrow, 0.5))
 
-    groups = helpers.run_step(
-        helpers.make("vigor"), helpers.Stream(), reward
-    )
+    groups = helpers.run_step(helpers.make("vigor"), helpers.Stream(), reward)
     assert (groups.counts[:4] == 30).all()
     assert (groups.counts[4:16] >= 6).all()
     assert (groups.counts[16:] == 2).all()
@@ -198,7 +194,7 @@ class TestRanking:
       return np.where(group < 4, sample % 2, group >= 8).astype(float)
 
     allocator = helpers.make(
-        "low_success_first", {"rounds": 2}, prompts=16, budget=64
+      "low_success_first", {"rounds": 2}, prompts=16, budget=64
     )
     groups = helpers.run_step(allocator, helpers.Stream(), reward)
     assert groups.counts.tolist() == [6] * 8 + [2] * 8
@@ -210,24 +206,24 @@ class TestRanking:
       return (sample < group % 4 + 1).astype(float)
 
     allocator = helpers.make(
-        "low_success_first",
-        {"rounds": 2, "initial_rollouts": 4, "keep": 0.25, "growth": 4.0},
-        prompts=8,
-        budget=64,
+      "low_success_first",
+      {"rounds": 2, "initial_rollouts": 4, "keep": 0.25, "growth": 4.0},
+      prompts=8,
+      budget=64,
     )
     groups = helpers.run_step(allocator, helpers.Stream(), reward)
     assert np.flatnonzero(groups.counts == 20).tolist() == [0, 4]
 
   def test_random_top_ignores_rewards(self):
     counts = {
-        tuple(
-            helpers.run_step(
-                helpers.make("random_top"),
-                helpers.Stream(),
-                helpers.bernoulli(p),
-            ).counts
-        )
-        for p in (np.zeros(32), spread_p(), np.ones(32))
+      tuple(
+        helpers.run_step(
+          helpers.make("random_top"),
+          helpers.Stream(),
+          helpers.bernoulli(p),
+        ).counts
+      )
+      for p in (np.zeros(32), spread_p(), np.ones(32))
     }
     assert len(counts) == 1
 

@@ -31,44 +31,44 @@ from vigor_jax.allocation.vigor import Vigor
 from vigor_jax.allocation.vip import Vip
 
 __all__ = [
-    "REGISTRY",
-    "Allocator",
-    "Groups",
-    "Request",
-    "RolloutBuffer",
-    "make",
-    "make_options",
+  "REGISTRY",
+  "Allocator",
+  "Groups",
+  "Request",
+  "RolloutBuffer",
+  "make",
+  "make_options",
 ]
 
 REGISTRY: dict[str, type[Allocator]] = {
-    "uniform": Uniform,
-    "vigor": Vigor,
-    "random_top": RandomTop,
-    "low_success_first": LowSuccessFirst,
-    "eb_widening": EbWidening,
-    "streaming_vigor": StreamingVigor,
-    "eb_streaming": EbStreaming,
-    "dynamic_sampling": DynamicSampling,
-    "pods": Pods,
-    "greso": Greso,
-    "vip": Vip,
-    "cero": Cero,
-    "knapsack": Knapsack,
-    "gvm": Gvm,
-    "reinforce_ada": ReinforceAda,
-    "pilot_commit": PilotCommit,
-    "speed": Speed,
+  "uniform": Uniform,
+  "vigor": Vigor,
+  "random_top": RandomTop,
+  "low_success_first": LowSuccessFirst,
+  "eb_widening": EbWidening,
+  "streaming_vigor": StreamingVigor,
+  "eb_streaming": EbStreaming,
+  "dynamic_sampling": DynamicSampling,
+  "pods": Pods,
+  "greso": Greso,
+  "vip": Vip,
+  "cero": Cero,
+  "knapsack": Knapsack,
+  "gvm": Gvm,
+  "reinforce_ada": ReinforceAda,
+  "pilot_commit": PilotCommit,
+  "speed": Speed,
 }
 
 
 def make(
-    name: str,
-    options=None,
-    *,
-    prompts_per_step: int,
-    budget: int,
-    seed: int,
-    train_on: str = "all",
+  name: str,
+  options=None,
+  *,
+  prompts_per_step: int,
+  budget: int,
+  seed: int,
+  train_on: str = "all",
 ) -> Allocator:
   """Builds the allocator `name`.
 
@@ -85,18 +85,18 @@ def make(
   """
   if name not in REGISTRY:
     raise ValueError(
-        f"allocation.name={name!r} is not an allocator"
-        f"{base.nearest(name, REGISTRY)}; there are {', '.join(REGISTRY)}"
+      f"allocation.name={name!r} is not an allocator"
+      f"{base.nearest(name, REGISTRY)}; there are {', '.join(REGISTRY)}"
     )
   cls = REGISTRY[name]
   if not isinstance(options, cls.Options):
     options = make_options(name, options or {})
   return cls(
-      options,
-      prompts_per_step=prompts_per_step,
-      budget=budget,
-      seed=seed,
-      train_on=train_on,
+    options,
+    prompts_per_step=prompts_per_step,
+    budget=budget,
+    seed=seed,
+    train_on=train_on,
   )
 
 
@@ -107,9 +107,9 @@ def make_options(name: str, values: Mapping):
   for field in values:
     if field not in fields:
       raise ValueError(
-          f"allocation.{name}.{field} does not exist"
-          f"{base.nearest(str(field), fields)}; there are"
-          f" {', '.join(fields) or 'no fields'}"
+        f"allocation.{name}.{field} does not exist"
+        f"{base.nearest(str(field), fields)}; there are"
+        f" {', '.join(fields) or 'no fields'}"
       )
   options = cls(**values)
   options.validate()

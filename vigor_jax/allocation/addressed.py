@@ -6,7 +6,7 @@ import numpy as np
 
 
 def addressed_uniform(
-    seed: int, step: int, round_index: int, positions, purpose: int = 0
+  seed: int, step: int, round_index: int, positions, purpose: int = 0
 ) -> np.ndarray:
   """Uniform [0, 1) numbers, one per stream position, by address.
 

@@ -21,7 +21,6 @@ import dataclasses
 import difflib
 import numbers
 from typing import Any, ClassVar
-import warnings
 
 import numpy as np
 
@@ -82,8 +81,8 @@ class Groups:
     self.uids = np.asarray(uids, np.int64)
     if self.positions.shape != self.uids.shape or self.positions.ndim != 1:
       raise ValueError(
-          "positions and uids must be vectors of one length, got shapes"
-          f" {self.positions.shape} and {self.uids.shape}"
+        "positions and uids must be vectors of one length, got shapes"
+        f" {self.positions.shape} and {self.uids.shape}"
       )
     size = len(self.positions)
     self.opened = np.zeros(size, bool)
@@ -104,7 +103,7 @@ class Groups:
     counts = np.asarray(counts)
     if counts.shape != self.counts.shape or (counts < 0).any():
       raise ValueError(
-          f"counts must be {len(self)} non-negative integers, got {counts}"
+        f"counts must be {len(self)} non-negative integers, got {counts}"
       )
     new = (counts > 0) & ~self.opened
     self.counts += counts
@@ -124,9 +123,7 @@ class Groups:
     ids = np.asarray(group_ids, np.int64)
     rewards = np.asarray(rewards, np.float64)
     if ids.shape != rewards.shape or ids.ndim != 1:
-      raise ValueError(
-          f"{ids.size} group ids came with {rewards.size} rewards"
-      )
+      raise ValueError(f"{ids.size} group ids came with {rewards.size} rewards")
     if not ids.size:
       return
     if ids.min() < 0 or ids.max() >= len(self):
@@ -136,24 +133,22 @@ class Groups:
     if bad.any():
       i = int(np.flatnonzero(bad)[0])
       raise ValueError(
-          f"reward {rewards[i]} of group {ids[i]} (stream position"
-          f" {self.positions[ids[i]]}) is not a number in [0, 1]"
+        f"reward {rewards[i]} of group {ids[i]} (stream position"
+        f" {self.positions[ids[i]]}) is not a number in [0, 1]"
       )
     arrived = np.bincount(ids, minlength=len(self))
     over = self.n + arrived > self.counts
     if over.any():
       g = int(np.flatnonzero(over)[0])
       raise ValueError(
-          f"group {g} got {int(self.n[g] + arrived[g])} rollouts, but only"
-          f" {self.counts[g]} were requested"
+        f"group {g} got {int(self.n[g] + arrived[g])} rollouts, but only"
+        f" {self.counts[g]} were requested"
       )
     units = np.rint(rewards / REWARD_QUANTUM)
     self.n += arrived
-    self.reward_sum += (
-        np.bincount(ids, units, len(self)) * REWARD_QUANTUM
-    )
+    self.reward_sum += np.bincount(ids, units, len(self)) * REWARD_QUANTUM
     self.reward_sq += (
-        np.bincount(ids, units * units, len(self)) * REWARD_QUANTUM**2
+      np.bincount(ids, units * units, len(self)) * REWARD_QUANTUM**2
     )
 
   @property
@@ -200,13 +195,12 @@ class Groups:
   def uniforms(self, round_index: int, purpose: int = 0) -> np.ndarray:
     """Addressed uniform numbers, one per group: float64 [max_prompts]."""
     return addressed_uniform(
-        self.seed, self.step, round_index, self.positions, purpose
+      self.seed, self.step, round_index, self.positions, purpose
     )
 
   def warn(self, message: str) -> None:
-    """Keeps a message for the trainer's log and raises a Python warning."""
+    """Keeps a message for the trainer, which prints it."""
     self.messages.append(message)
-    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,22 +229,19 @@ class Allocator:
   name: ClassVar[str] = ""
   Options: ClassVar[type] = NoOptions
   streaming: ClassVar[bool] = False
-  # Rollouts that enter a group's mean and deviation: "all" that were drawn,
-  # or only those "kept" by keep_rollouts.
-  statistics_over: ClassVar[str] = "all"
 
   def __init__(
-      self,
-      options,
-      *,
-      prompts_per_step: int,
-      budget: int,
-      seed: int,
-      train_on: str = "all",
+    self,
+    options,
+    *,
+    prompts_per_step: int,
+    budget: int,
+    seed: int,
+    train_on: str = "all",
   ):
     for field, value in (
-        ("prompts_per_step", prompts_per_step),
-        ("budget", budget),
+      ("prompts_per_step", prompts_per_step),
+      ("budget", budget),
     ):
       check_int(field, value, low=1)
     check_int("seed", seed, low=0)
@@ -267,8 +258,8 @@ class Allocator:
     largest = self.largest_group()
     if largest > MAX_GROUP_SIZE:
       raise ValueError(
-          f"{self.name} can give one prompt {largest} rollouts; the limit is"
-          f" {MAX_GROUP_SIZE}"
+        f"{self.name} can give one prompt {largest} rollouts; the limit is"
+        f" {MAX_GROUP_SIZE}"
       )
 
   def setup(self) -> None:
@@ -283,8 +274,8 @@ class Allocator:
     prompts = stream.peek(self.max_prompts)
     if len(prompts.positions) != self.max_prompts:
       raise ValueError(
-          f"{self.name} needs {self.max_prompts} prompts a step, the stream"
-          f" has {len(prompts.positions)}"
+        f"{self.name} needs {self.max_prompts} prompts a step, the stream"
+        f" has {len(prompts.positions)}"
       )
     return Groups(step, self.seed, prompts.positions, prompts.uids)
 
@@ -338,8 +329,8 @@ class Allocator:
     expected = set(self.state_dict())
     if set(state) != expected:
       raise ValueError(
-          f"state of allocator {self.name} has fields {sorted(state)},"
-          f" expected {sorted(expected)}"
+        f"state of allocator {self.name} has fields {sorted(state)},"
+        f" expected {sorted(expected)}"
       )
     self.restore(state)
 
@@ -353,19 +344,19 @@ def check_int(field: str, value, *, low: int, high: int | None = None) -> None:
   if not whole or value < low or (high is not None and value > high):
     upper = "" if high is None else f" and at most {high}"
     raise ValueError(
-        f"{field}={value!r} must be an integer of at least {low}{upper}"
+      f"{field}={value!r} must be an integer of at least {low}{upper}"
     )
 
 
 def check_float(
-    field: str, value, *, low: float, high: float, open_low: bool = False
+  field: str, value, *, low: float, high: float, open_low: bool = False
 ) -> None:
   """Raises ValueError unless low <= value <= high (low < if open_low)."""
   real = isinstance(value, numbers.Real) and not isinstance(value, bool)
   if not real or not low <= value <= high or (open_low and value == low):
     bracket = "(" if open_low else "["
     raise ValueError(
-        f"{field}={value!r} must be a number in {bracket}{low}, {high}]"
+      f"{field}={value!r} must be a number in {bracket}{low}, {high}]"
     )
 
 
@@ -373,8 +364,8 @@ def check_choice(field: str, value, choices) -> None:
   """Raises ValueError unless value is one of choices; names the nearest."""
   if value not in choices:
     raise ValueError(
-        f"{field}={value!r} must be one of {', '.join(choices)}"
-        + nearest(str(value), choices)
+      f"{field}={value!r} must be one of {', '.join(choices)}"
+      + nearest(str(value), choices)
     )
 
 

@@ -62,14 +62,14 @@ class RolloutBuffer:
     rewards = check_rewards(rewards, count, self._describe(group, sample))
     if self.size + count > self.budget:
       raise ValueError(
-          f"{self.size} + {count} rollouts exceed the budget of {self.budget}"
+        f"{self.size} + {count} rollouts exceed the budget of {self.budget}"
       )
     lengths = np.asarray(rows.lengths)
     width = self.tokens.shape[1]
     if count and lengths.max() > width:
       raise ValueError(
-          f"a completion of {lengths.max()} tokens does not fit the buffer's"
-          f" max_new_tokens={width}"
+        f"a completion of {lengths.max()} tokens does not fit the buffer's"
+        f" max_new_tokens={width}"
       )
     self.groups.add(group, rewards)
     new = slice(self.size, self.size + count)
@@ -98,15 +98,15 @@ class RolloutBuffer:
     if twice.any():
       row = order[int(np.flatnonzero(twice)[0])]
       raise ValueError(
-          f"group {group[row]} sample {sample[row]} is in the buffer twice"
+        f"group {group[row]} sample {sample[row]} is in the buffer twice"
       )
     return order
 
   def _describe(self, group, sample):
     def describe(i: int) -> str:
       return (
-          f"group {group[i]}, sample {sample[i]} (stream position"
-          f" {self.groups.positions[group[i]]})"
+        f"group {group[i]}, sample {sample[i]} (stream position"
+        f" {self.groups.positions[group[i]]})"
       )
 
     return describe
@@ -124,25 +124,25 @@ def check_rewards(rewards, count: int, describe=str) -> np.ndarray:
     rewards = np.asarray(rewards)
   vector = isinstance(rewards, np.ndarray) and rewards.ndim == 1
   if not vector and (
-      not isinstance(rewards, Sequence) or isinstance(rewards, (str, bytes))
+    not isinstance(rewards, Sequence) or isinstance(rewards, (str, bytes))
   ):
     raise ValueError(
-        f"the reward function returned {rewards!r}; expected {count} numbers"
-        " in [0, 1]"
+      f"the reward function returned {rewards!r}; expected {count} numbers"
+      " in [0, 1]"
     )
   if len(rewards) != count:
     raise ValueError(
-        f"the reward function returned {len(rewards)} rewards, but {count}"
-        " were expected"
+      f"the reward function returned {len(rewards)} rewards, but {count}"
+      " were expected"
     )
   for i, value in enumerate(rewards):
     if not isinstance(value, (numbers.Real, np.bool_)):
       raise ValueError(
-          f"reward {value!r} of {describe(i)} is a {type(value).__name__};"
-          " expected a number in [0, 1]"
+        f"reward {value!r} of {describe(i)} is a {type(value).__name__};"
+        " expected a number in [0, 1]"
       )
     if not 0 <= value <= 1:  # also refuses NaN
       raise ValueError(
-          f"reward {float(value)} of {describe(i)} is not in [0, 1]"
+        f"reward {float(value)} of {describe(i)} is not in [0, 1]"
       )
   return np.asarray(rewards, np.float32)

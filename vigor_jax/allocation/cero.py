@@ -11,13 +11,13 @@ price of its share of the whole run's budget; nu is the price of a step's.
   nu    <- clip(nu - (B_step - demand) / (G sqrt(K)), 0, 1)
 
 with K steps, Z = K N_max, R units per prompt over the run. Start: theta = 4q,
-nu = 1/2, Beta(1, 1), lambda = 1. Paper: units of 4 responses, N_max = 2, K = 500.
-Here a unit is budget / (N_max prompts_per_step) rollouts, and each step spends
-its budget on the prompts_per_step best margins of the pool, so `demand` counts
-the prompts with a positive margin in place of the spending. Those passed over
-come again in the next epoch. The paper chooses from the whole data set at every
-step: the larger the pool, the closer; with a small one all take turns. Inert
-until prompts come again.
+nu = 1/2, Beta(1, 1), lambda = 1. Paper: units of 4 responses, N_max = 2,
+K = 500. Here a unit is budget / (N_max prompts_per_step) rollouts, and each
+step spends its budget on the prompts_per_step best margins of the pool, so
+`demand` counts the prompts with a positive margin in place of the spending.
+Those passed over come again in the next epoch. The paper chooses from the whole
+data set at every step: the larger the pool, the closer; with a small one all
+take turns. Inert until prompts come again.
 """
 
 from __future__ import annotations
@@ -73,19 +73,19 @@ class Cero(base.Allocator):
   def setup(self) -> None:
     o = self.options
     self.group_size = uniform.per_prompt(
-        self.name, self.budget, self.prompts_per_step
+      self.name, self.budget, self.prompts_per_step
     )
     if self.group_size % o.units:
       raise ValueError(
-          f"{self.name}: {self.group_size} rollouts per prompt (budget="
-          f"{self.budget} / prompts_per_step={self.prompts_per_step}) are not"
-          f" units={o.units} equal units; units must divide {self.group_size}"
+        f"{self.name}: {self.group_size} rollouts per prompt (budget="
+        f"{self.budget} / prompts_per_step={self.prompts_per_step}) are not"
+        f" units={o.units} equal units; units must divide {self.group_size}"
       )
     self.max_prompts = math.ceil(o.pool * self.prompts_per_step)
     self.nu = 0.5
     self.data_set = 0  # prompts in the data set, 0 until a stream tells
     self.table = history.History(
-        ("a", "b", "theta"), (1, 1, 4 * variance.beta_posterior(0, 0))
+      ("a", "b", "theta"), (1, 1, 4 * variance.beta_posterior(0, 0))
     )
 
   def largest_group(self) -> int:
@@ -104,7 +104,7 @@ class Cero(base.Allocator):
   def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
     margins = self.margins(groups.uids)
     chosen = base.top(
-        np.round(margins, 12), groups.uniforms(0), self.prompts_per_step
+      np.round(margins, 12), groups.uniforms(0), self.prompts_per_step
     )
     counts = np.zeros(len(groups), np.int64)
     counts[chosen] = self.group_size
@@ -115,7 +115,7 @@ class Cero(base.Allocator):
   def end(self, groups: base.Groups) -> None:
     o = self.options
     uids, successes, rollouts = history.merge_by_uid(
-        groups.uids, groups.reward_sum, groups.n
+      groups.uids, groups.reward_sum, groups.n
     )
     rows = self.table.get(uids)
     visited = rollouts > 0
@@ -150,9 +150,9 @@ class Cero(base.Allocator):
 
   def state_dict(self) -> dict:
     return {
-        "nu": self.nu,
-        "table": self.table.state_dict(),
-        "default": list(self.table.default),
+      "nu": self.nu,
+      "table": self.table.state_dict(),
+      "default": list(self.table.default),
     }
 
   def restore(self, state: dict) -> None:

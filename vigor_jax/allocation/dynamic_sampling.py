@@ -36,7 +36,7 @@ class DynamicSamplingOptions:
   def validate(self) -> None:
     base.check_float("target", self.target, low=0, high=1, open_low=True)
     base.check_float(
-        "generation", self.generation, low=0, high=1000, open_low=True
+      "generation", self.generation, low=0, high=1000, open_low=True
     )
     base.check_int("max_batches", self.max_batches, low=1)
 
@@ -49,7 +49,7 @@ class DynamicSampling(base.Allocator):
 
   def setup(self) -> None:
     self.group_size = uniform.per_prompt(
-        self.name, self.budget, self.prompts_per_step
+      self.name, self.budget, self.prompts_per_step
     )
     self.target = max(1, round(self.options.target * self.prompts_per_step))
 
@@ -70,10 +70,10 @@ class DynamicSampling(base.Allocator):
       yield groups.request(counts)
     if not groups.mixed_count():
       groups.warn(
-          f"{self.name}: step {groups.step}: none of"
-          f" {int(groups.opened.sum())} groups in"
-          f" {len(groups.round_counts)} batches was mixed; there is nothing"
-          " to train on. Are the prompts all solved, or all out of reach?"
+        f"{self.name}: step {groups.step}: none of"
+        f" {int(groups.opened.sum())} groups in"
+        f" {len(groups.round_counts)} batches was mixed; there is nothing"
+        " to train on. Are the prompts all solved, or all out of reach?"
       )
 
   def candidates(self, groups: base.Groups) -> np.ndarray:

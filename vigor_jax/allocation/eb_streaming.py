@@ -1,10 +1,11 @@
 """eb_streaming: eb_widening's value, asked whenever a slot frees up.
 
-A rule of this project. The first P0 prompts are opened with m0 rollouts each, as
-in eb_widening; from then on every free slot goes to the largest expected
-marginal value A_x - n_x D_x, n_x counting rollouts in flight, the posterior only
-verdicts that have been added. An unopened prompt competes with the prior's
-mean value; of its m0 rollouts those that find no slot are due next. No rounds.
+A rule of this project. The first P0 prompts are opened with m0 rollouts each,
+as in eb_widening; from then on every free slot goes to the largest expected
+marginal value A_x - n_x D_x, n_x counting rollouts in flight, the posterior
+only verdicts that have been added. An unopened prompt competes with the
+prior's mean value; of its m0 rollouts those that find no slot are due next.
+There are no rounds.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import numpy as np
 from vigor_jax.allocation import base, eb_widening, streaming
 
 ROUND = 1  # address of the tie keys: one set for the whole step
+BARRIERS = 3  # when run in rounds, as many after the opening as eb_widening
 
 
 @dataclasses.dataclass(frozen=True)
-class EbStreamingOptions(eb_widening.EbWideningOptions):
-  """EbWideningOptions, and
+class EbStreamingOptions(eb_widening.EbOptions):
+  """EbOptions, and
 
   Attributes:
     refit: verdicts between two fits of the prior, as a share of the budget.
-    rounds: used only where a sampler runs the rule with barriers.
   """
 
   refit: float = 1 / 16
@@ -51,7 +52,7 @@ class EbStreaming(streaming.Streaming, eb_widening.EbWidening):
 
   def barrier_slots(self) -> int:
     opening = self.first * self.options.initial_rollouts
-    return max(1, -(-(self.budget - opening) // self.options.rounds))
+    return max(1, -(-(self.budget - opening) // BARRIERS))
 
   def plan(self, groups: base.Groups) -> Progress:
     return Progress(streaming.Dues(), self.options.cap, 0.0)
@@ -70,14 +71,14 @@ class EbStreaming(streaming.Streaming, eb_widening.EbWidening):
     left = self.budget - groups.spent - int(counts.sum())
     self.refit(groups)
     more, plan.cap = eb_widening.greedy(
-        groups.counts + counts,
-        opened,
-        *self.values(groups, opened),
-        groups.uniforms(ROUND),
-        free,
-        plan.cap,
-        m0,
-        min(m0 - 1, left - free),
+      groups.counts + counts,
+      opened,
+      *self.values(groups, opened),
+      groups.uniforms(ROUND),
+      free,
+      plan.cap,
+      m0,
+      min(m0 - 1, left - free),
     )
     excess = int(more.sum()) - free
     if excess:

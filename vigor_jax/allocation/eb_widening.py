@@ -38,15 +38,14 @@ HISTORY_QUANTUM = 1 / 16
 
 
 @dataclasses.dataclass(frozen=True)
-class EbWideningOptions:
-  """Options of eb_widening.
+class EbOptions:
+  """Options of both forms, in rounds and streaming.
 
   Attributes:
     open_share: prompts opened at once, as a share of the budget (P0 = B / 4).
       `prompts_per_step` plays no part.
     initial_rollouts: m0, rollouts of a prompt when it is opened.
     pool: further prompts that may be opened, as a multiple of P0.
-    rounds: R, rounds after the opening one.
     cap: rollouts per prompt, raised by one when every prompt has reached it.
     saturation: c; a prompt's value falls by D = E[val p(1-p)] / c a rollout.
     low_success_exponent: s in val(p).
@@ -57,7 +56,6 @@ class EbWideningOptions:
   open_share: float = 0.25
   initial_rollouts: int = 2
   pool: float = 2.5
-  rounds: int = 3
   cap: int = 12
   saturation: float = 2.0
   low_success_exponent: float = 1.0
@@ -66,20 +64,30 @@ class EbWideningOptions:
 
   def validate(self) -> None:
     base.check_float(
-        "open_share", self.open_share, low=0, high=1, open_low=True
+      "open_share", self.open_share, low=0, high=1, open_low=True
     )
     base.check_int("initial_rollouts", self.initial_rollouts, low=1)
     base.check_float("pool", self.pool, low=0, high=1000)
-    base.check_int("rounds", self.rounds, low=1, high=1000)
     base.check_int("cap", self.cap, low=1)
     base.check_float(
-        "saturation", self.saturation, low=0, high=1e6, open_low=True
+      "saturation", self.saturation, low=0, high=1e6, open_low=True
     )
     base.check_float(
-        "low_success_exponent", self.low_success_exponent, low=0, high=10
+      "low_success_exponent", self.low_success_exponent, low=0, high=10
     )
     base.check_int("em_iterations", self.em_iterations, low=0, high=1000)
     base.check_int("history", self.history, low=0, high=10000)
+
+
+@dataclasses.dataclass(frozen=True)
+class EbWideningOptions(EbOptions):
+  """EbOptions and `rounds`: R, rounds after the opening one."""
+
+  rounds: int = 3
+
+  def validate(self) -> None:
+    super().validate()
+    base.check_int("rounds", self.rounds, low=1, high=1000)
 
 
 class Prior:
@@ -116,14 +124,14 @@ class Prior:
 
   def state_dict(self) -> dict:
     return {
-        "prior": self.weights.tolist(),
-        "recent": [rows.tolist() for rows in self.recent],
+      "prior": self.weights.tolist(),
+      "recent": [rows.tolist() for rows in self.recent],
     }
 
   def restore(self, state: dict) -> None:
     self.weights = np.asarray(state["prior"], np.float64)
     self.recent = [
-        np.asarray(rows, np.float64).reshape(-1, 3) for rows in state["recent"]
+      np.asarray(rows, np.float64).reshape(-1, 3) for rows in state["recent"]
     ]
 
 
@@ -152,17 +160,17 @@ def pool_counts(tallies: list[np.ndarray]) -> np.ndarray:
 
 
 def greedy(
-    n,
-    opened: int,
-    value,
-    slope,
-    new_value,
-    new_slope,
-    keys,
-    budget,
-    cap,
-    m0,
-    overdraw: int = 0,
+  n,
+  opened: int,
+  value,
+  slope,
+  new_value,
+  new_slope,
+  keys,
+  budget,
+  cap,
+  m0,
+  overdraw: int = 0,
 ):
   """Spends `budget` rollouts one at a time on the largest marginal value.
 
@@ -195,9 +203,9 @@ def greedy(
     have = start[:active] + counts[:active]
     m = np.arange(have.min(initial=level), level)
     worth = np.where(
-        np.arange(active)[:, None] < opened,
-        value[:active, None] - m * slope[:active, None],
-        new_value - m * new_slope,
+      np.arange(active)[:, None] < opened,
+      value[:active, None] - m * slope[:active, None],
+      new_value - m * new_slope,
     )
     x, column = np.nonzero((m >= have[:, None]) & (worth >= floor))
     worth = worth[x, column]
@@ -239,21 +247,18 @@ class EbWidening(base.Allocator):
     most = self.budget // o.initial_rollouts
     if not 1 <= self.first <= most:
       raise ValueError(
-          f"{self.name}: open_share={o.open_share} of budget={self.budget}"
-          f" opens {self.first} prompts; with initial_rollouts="
-          f"{o.initial_rollouts} it must be 1 to {most}"
-          + (
-              f": open_share from {1 / self.budget:.6g} to"
-              f" {most / self.budget:.6g}"
-              if most
-              else f": budget of at least {o.initial_rollouts}"
-          )
+        f"{self.name}: open_share={o.open_share} of budget={self.budget}"
+        f" opens {self.first} prompts; with initial_rollouts="
+        f"{o.initial_rollouts} it must be 1 to {most}"
+        + (
+          f": open_share from {1 / self.budget:.6g} to {most / self.budget:.6g}"
+          if most
+          else f": budget of at least {o.initial_rollouts}"
+        )
       )
     self.max_prompts = self.first + round(o.pool * self.first)
     self.prior = Prior(o.history)
-    self.value = (
-        GRID * (1 - GRID) * (2 * (1 - GRID)) ** o.low_success_exponent
-    )
+    self.value = GRID * (1 - GRID) * (2 * (1 - GRID)) ** o.low_success_exponent
     self.slope = self.value * GRID * (1 - GRID) / o.saturation
 
   def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
@@ -269,16 +274,16 @@ class EbWidening(base.Allocator):
         continue
       opened = int(groups.opened.sum())
       self.prior.fit(
-          groups.n[:opened], groups.reward_sum[:opened], o.em_iterations
+        groups.n[:opened], groups.reward_sum[:opened], o.em_iterations
       )
       counts, cap = greedy(
-          groups.counts,
-          opened,
-          *self.values(groups, opened),
-          groups.uniforms(r),
-          need,
-          cap,
-          o.initial_rollouts,
+        groups.counts,
+        opened,
+        *self.values(groups, opened),
+        groups.uniforms(r),
+        need,
+        cap,
+        o.initial_rollouts,
       )
       yield groups.request(counts)
 
@@ -292,10 +297,10 @@ class EbWidening(base.Allocator):
     post = self.prior.posterior(groups.n[:opened], groups.reward_sum[:opened])
     pad = (0, len(groups) - opened)
     return (
-        np.pad(post @ self.value, pad),
-        np.pad(post @ self.slope, pad),
-        float(self.prior.weights @ self.value),
-        float(self.prior.weights @ self.slope),
+      np.pad(post @ self.value, pad),
+      np.pad(post @ self.slope, pad),
+      float(self.prior.weights @ self.value),
+      float(self.prior.weights @ self.slope),
     )
 
   def end(self, groups: base.Groups) -> None:

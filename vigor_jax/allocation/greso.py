@@ -106,13 +106,11 @@ class Greso(dynamic_sampling.DynamicSampling):
     uids = groups.uids
     self.streaks.drop(uids[done & ~zero])
     rows = self.streaks.get(uids[zero])
-    self.streaks.put(
-        uids[zero], np.stack([rows[:, 0] + 1, easy[zero]], axis=1)
-    )
+    self.streaks.put(uids[zero], np.stack([rows[:, 0] + 1, easy[zero]], axis=1))
     number = max(int(done.sum()), 1)
     for name, members, target in (
-        ("easy", zero & easy, self.options.easy_target),
-        ("hard", zero & ~easy, self.options.hard_target),
+      ("easy", zero & easy, self.options.easy_target),
+      ("hard", zero & ~easy, self.options.hard_target),
     ):
       above = members.sum() / number >= target
       moved = self.keep[name] + (-1 if above else 1) * self.options.change

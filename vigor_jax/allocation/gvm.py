@@ -9,7 +9,7 @@ of the gradient of accepted pilots. Allocators see rewards only, so G_i = 1 is
 the default ("constant"); "deviation" takes sqrt(p_i (1 - p_i)), the reward's
 share of it. Paper: N' = 8 with 8 to 32 per prompt after it, pilots discarded;
 here half of each prompt's average share are pilots, and they are discarded
-unless keep_pilots. The weight 1 / (n_i p_i) is an option of the advantages.
+unless keep_pilots. The weight 1 / (n_i p_i) is the advantage "gvm".
 """
 
 from __future__ import annotations
@@ -76,16 +76,15 @@ class Gvm(base.Allocator):
 
   name = "gvm"
   Options = GvmOptions
-  statistics_over = "kept"
 
   def setup(self) -> None:
     share = self.options.pilot * self.budget / self.prompts_per_step
     self.pilots = max(1, int(share + 1e-9))
     if self.pilots * self.prompts_per_step > self.budget:
       raise ValueError(
-          f"{self.name}: prompts_per_step={self.prompts_per_step} leaves less"
-          f" than one pilot per prompt in budget={self.budget}; it must be at"
-          f" most {self.budget}"
+        f"{self.name}: prompts_per_step={self.prompts_per_step} leaves less"
+        f" than one pilot per prompt in budget={self.budget}; it must be at"
+        f" most {self.budget}"
       )
 
   def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
@@ -98,9 +97,7 @@ class Gvm(base.Allocator):
     if self.options.norm == "deviation":
       norm = np.sqrt(p * (1 - p))
     weights = gvm_weights(p, norm, self.options.alpha, self.options.beta)
-    yield groups.request(
-        largest_remainders(weights, rest, groups.uniforms(1))
-    )
+    yield groups.request(largest_remainders(weights, rest, groups.uniforms(1)))
 
   def keep_rollouts(self, groups, group, sample, reward) -> np.ndarray:
     chosen = super().keep_rollouts(groups, group, sample, reward)

@@ -65,7 +65,7 @@ class Schedule:
 
 
 def make_schedule(
-    prompts: int, rounds: int, initial: int, keep: float, growth: float
+  prompts: int, rounds: int, initial: int, keep: float, growth: float
 ) -> Schedule | None:
   """The schedule, or None if a round is not whole."""
   alpha = fractions.Fraction(keep).limit_denominator(1000)
@@ -90,20 +90,20 @@ class Halving(base.Allocator):
   def _schedule(self, prompts: int, rounds: int | None = None):
     o = self.options
     return make_schedule(
-        prompts,
-        rounds or o.rounds,
-        o.initial_rollouts,
-        o.keep,
-        o.growth,
+      prompts,
+      rounds or o.rounds,
+      o.initial_rollouts,
+      o.keep,
+      o.growth,
     )
 
   def _complaint(self) -> str:
     """What is wrong with (prompts, budget, options), and what would work."""
     o = self.options
     here = (
-        f"{self.name}: rounds={o.rounds}, initial_rollouts="
-        f"{o.initial_rollouts}, keep={o.keep}, growth={o.growth} with"
-        f" prompts_per_step={self.prompts_per_step} and budget={self.budget}"
+      f"{self.name}: rounds={o.rounds}, initial_rollouts="
+      f"{o.initial_rollouts}, keep={o.keep}, growth={o.growth} with"
+      f" prompts_per_step={self.prompts_per_step} and budget={self.budget}"
     )
     if self.schedule is None:
       problem = "has a round with a fractional number of prompts or rollouts"
@@ -111,30 +111,30 @@ class Halving(base.Allocator):
       problem = f"spends {self.schedule.total} rollouts, not {self.budget}"
     legal = []
     exact = [
-        p
-        for p in range(1, self.budget + 1)
-        if (s := self._schedule(p)) is not None and s.total == self.budget
+      p
+      for p in range(1, self.budget + 1)
+      if (s := self._schedule(p)) is not None and s.total == self.budget
     ]
     if exact:
       legal.append(f"prompts_per_step={exact[0]} with this budget")
     by_prompts = sorted(
-        (
-            p
-            for p in range(1, 4 * self.prompts_per_step + 1)
-            if self._schedule(p) is not None
-        ),
-        key=lambda p: (abs(p - self.prompts_per_step), p),
+      (
+        p
+        for p in range(1, 4 * self.prompts_per_step + 1)
+        if self._schedule(p) is not None
+      ),
+      key=lambda p: (abs(p - self.prompts_per_step), p),
     )[:2]
     legal += [
-        f"prompts_per_step={p} with budget={self._schedule(p).total}"
-        for p in sorted(by_prompts)
-        if [p] != exact[:1]
+      f"prompts_per_step={p} with budget={self._schedule(p).total}"
+      for p in sorted(by_prompts)
+      if [p] != exact[:1]
     ]
     rounds = [
-        t
-        for t in range(1, 13)
-        if (s := self._schedule(self.prompts_per_step, t)) is not None
-        and s.total == self.budget
+      t
+      for t in range(1, 13)
+      if (s := self._schedule(self.prompts_per_step, t)) is not None
+      and s.total == self.budget
     ]
     if rounds:
       legal.append(f"rounds={rounds[0]} with these prompts and this budget")
@@ -148,13 +148,11 @@ class Halving(base.Allocator):
   def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
     active = np.arange(len(groups))
     for t, (size, new) in enumerate(
-        zip(self.schedule.prompts, self.schedule.new)
+      zip(self.schedule.prompts, self.schedule.new)
     ):
       if t:
         keys = self.tie_keys(groups, t)
-        chosen = base.top(
-            self.score(groups, t)[active], keys[active], size
-        )
+        chosen = base.top(self.score(groups, t)[active], keys[active], size)
         active = np.sort(active[chosen])
       counts = np.zeros(len(groups), np.int64)
       counts[active] = new

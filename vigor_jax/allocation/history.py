@@ -52,14 +52,14 @@ class History:
 
   def state_dict(self) -> dict:
     return {
-        "uids": list(self.rows),
-        "rows": [list(row) for row in self.rows.values()],
+      "uids": list(self.rows),
+      "rows": [list(row) for row in self.rows.values()],
     }
 
   def load_state_dict(self, state: dict) -> None:
     self.rows = {
-        int(uid): tuple(map(float, row))
-        for uid, row in zip(state["uids"], state["rows"], strict=True)
+      int(uid): tuple(map(float, row))
+      for uid, row in zip(state["uids"], state["rows"], strict=True)
     }
 
 

@@ -46,7 +46,7 @@ def value(n, p) -> np.ndarray:
 
 
 def allocate(
-    p, budget: int, low: int, high: int, keys, minimum_gain: float = 0.0
+  p, budget: int, low: int, high: int, keys, minimum_gain: float = 0.0
 ) -> np.ndarray:
   """Integers N with sum `budget`, low <= N <= high: int64 [P].
 
@@ -61,7 +61,7 @@ def allocate(
   n = np.arange(low, high)
   column = p[:, None]
   gains = (column**n * (1 - column) + (1 - column) ** n * column) * (
-      column * (1 - column) ** 2
+    column * (1 - column) ** 2
   )
   x, step = np.nonzero(gains > minimum_gain)
   rest = budget - int(counts.sum())
@@ -92,7 +92,7 @@ class Knapsack(base.Allocator):
   def setup(self) -> None:
     o = self.options
     vip.check_bounds(
-        self.name, self.prompts_per_step, self.budget, o.lowest, o.highest
+      self.name, self.prompts_per_step, self.budget, o.lowest, o.highest
     )
     self.rates = history.History(("rate",), (0,))
 
@@ -110,12 +110,12 @@ class Knapsack(base.Allocator):
     members = int(known.sum())
     if members:
       counts[known] = allocate(
-          self.rates.get(groups.uids[known])[:, 0],
-          min(rest, members * o.highest),
-          o.lowest,
-          o.highest,
-          keys[known],
-          o.minimum_gain,
+        self.rates.get(groups.uids[known])[:, 0],
+        min(rest, members * o.highest),
+        o.lowest,
+        o.highest,
+        keys[known],
+        o.minimum_gain,
       )
     fill_evenly(counts, np.ones(len(groups), bool), self.budget, o.highest,
                 keys)  # fmt: skip
@@ -123,7 +123,7 @@ class Knapsack(base.Allocator):
 
   def end(self, groups: base.Groups) -> None:
     uids, successes, rollouts = history.merge_by_uid(
-        groups.uids, groups.reward_sum, groups.n
+      groups.uids, groups.reward_sum, groups.n
     )
     self.rates.put(uids, (successes / rollouts)[:, None])
 

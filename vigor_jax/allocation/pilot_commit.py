@@ -60,7 +60,7 @@ class PilotCommit(screening.Screening):
     mean = groups.mean()
     slack = base.REWARD_QUANTUM
     inside = (mean >= self.options.low - slack) & (
-        mean <= self.options.high + slack
+      mean <= self.options.high + slack
     )
     return inside & (groups.n > 0)
 
@@ -68,8 +68,8 @@ class PilotCommit(screening.Screening):
     gone = self.evicted.seen(groups.uids)
     if gone.all():
       groups.warn(
-          f"{self.name}: step {groups.step}: all {len(groups)} prompts of the"
-          " pool were solved before; they are drawn again"
+        f"{self.name}: step {groups.step}: all {len(groups)} prompts of the"
+        " pool were solved before; they are drawn again"
       )
       gone[:] = False
     return np.flatnonzero(~gone)
@@ -84,7 +84,7 @@ class PilotCommit(screening.Screening):
     if not self.options.evict:
       return
     solved = (groups.n >= self.options.screen) & (
-        groups.mean() >= 1 - base.REWARD_QUANTUM
+      groups.mean() >= 1 - base.REWARD_QUANTUM
     )
     uids = groups.uids[solved]
     self.evicted.put(uids, np.zeros((len(uids), 0)))

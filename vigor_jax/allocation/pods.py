@@ -42,13 +42,11 @@ def max_variance_subset(rewards, m: int) -> np.ndarray:
   ranked = np.take_along_axis(rewards, order, axis=1)
   zero = np.zeros((len(rewards), 1))
   totals = [
-      np.concatenate([zero, np.cumsum(x, axis=1)], axis=1)
-      for x in (ranked, ranked**2)
+    np.concatenate([zero, np.cumsum(x, axis=1)], axis=1)
+    for x in (ranked, ranked**2)
   ]
   i = np.arange(m + 1)  # taken from the top
-  total, square = (
-      t[:, i] + t[:, -1:] - t[:, n - m + i] for t in totals
-  )
+  total, square = (t[:, i] + t[:, -1:] - t[:, n - m + i] for t in totals)
   spread = np.round(m * square - total**2, 9)
   spread = spread - 1e-10 * np.abs(i - m / 2)
   best = spread.argmax(1)[:, None]
@@ -64,7 +62,6 @@ class Pods(uniform.Uniform):
 
   name = "pods"
   Options = PodsOptions
-  statistics_over = "kept"
 
   def setup(self) -> None:
     super().setup()

@@ -24,16 +24,16 @@ class Population:
   def __post_init__(self):
     for name in ("weights", "values", "probabilities"):
       object.__setattr__(
-          self, name, np.asarray(getattr(self, name), np.float64)
+        self, name, np.asarray(getattr(self, name), np.float64)
       )
     total = self.probabilities.sum(1)
     if self.values.shape != self.probabilities.shape or (
-        len(self.weights) != len(self.values)
+      len(self.weights) != len(self.values)
     ):
       raise ValueError(
-          "weights, values, probabilities must be [kinds], [kinds, outcomes]"
-          f" twice, got {self.weights.shape}, {self.values.shape},"
-          f" {self.probabilities.shape}"
+        "weights, values, probabilities must be [kinds], [kinds, outcomes]"
+        f" twice, got {self.weights.shape}, {self.values.shape},"
+        f" {self.probabilities.shape}"
       )
     if abs(self.weights.sum() - 1) > 1e-6 or np.abs(total - 1).max() > 1e-6:
       raise ValueError("weights and rows of probabilities must sum to 1")
@@ -46,9 +46,9 @@ class Population:
       weights = np.ones(len(p))
     weights = np.asarray(weights, np.float64)
     return cls(
-        weights / weights.sum(),
-        np.tile([0.0, 1.0], (len(p), 1)),
-        np.stack([1 - p, p], axis=1),
+      weights / weights.sum(),
+      np.tile([0.0, 1.0], (len(p), 1)),
+      np.stack([1 - p, p], axis=1),
     )
 
   @classmethod
@@ -90,12 +90,12 @@ class Population:
 
 # Ends included: prompts that are never or always solved are common.
 DECONVOLUTION_GRID = np.concatenate(
-    [[0.0], np.sin(np.linspace(0.02, np.pi / 2 - 0.02, 99)) ** 2, [1.0]]
+  [[0.0], np.sin(np.linspace(0.02, np.pi / 2 - 0.02, 99)) ** 2, [1.0]]
 )
 
 
 def deconvolve(
-    n, k, number=None, *, grid=DECONVOLUTION_GRID, iterations: int = 500
+  n, k, number=None, *, grid=DECONVOLUTION_GRID, iterations: int = 500
 ) -> Population:
   """Distribution of p from counts, by EM for the maximum likelihood mixture.
 
@@ -126,7 +126,7 @@ def deconvolve(
   if (k < 0).any() or (k > n).any():
     raise ValueError("successes k must lie between 0 and n")
   pairs, index = np.unique(
-      np.stack([n, k], axis=1), axis=0, return_inverse=True
+    np.stack([n, k], axis=1), axis=0, return_inverse=True
   )
   number = np.bincount(index.reshape(-1), number, len(pairs))
   n, k = pairs[:, :1], pairs[:, 1:]

@@ -56,7 +56,7 @@ def binomial_table(n: int, p) -> np.ndarray:
 
 
 def keep_probability(
-    above: float, tied: float, prompts: int, kept: int
+  above: float, tied: float, prompts: int, kept: int
 ) -> float:
   """P(a prompt is among the `kept` best of `prompts`), ties at random.
 
@@ -79,7 +79,7 @@ def keep_probability(
 
 
 def enumerate_halving(
-    allocator: halving.Halving, population: Population
+  allocator: halving.Halving, population: Population
 ) -> Prediction:
   """Expected figures of a halving rule, by enumeration of success counts.
 
@@ -106,7 +106,7 @@ def enumerate_halving(
     keep = np.zeros(size + 1)
     if not last:
       keep = _keep_by_count(
-          allocator, t + 1, size, state.sum(0), active, schedule.prompts[t + 1]
+        allocator, t + 1, size, state.sum(0), active, schedule.prompts[t + 1]
       )
     leaving = state * (1 - keep) * active / total
     agreeing = leaving[:, [0, -1]].sum()
@@ -117,13 +117,13 @@ def enumerate_halving(
       state = state / state.sum()
   budget = schedule.total / total  # rollouts per prompt
   return Prediction(
-      variance_per_rollout=float(carried @ (p * (1 - p)) / budget),
-      zero_variance_share=float(agree_groups),
-      zero_variance_rollout_share=float(agree_rollouts / budget),
-      mixed=float(total * (1 - agree_groups)),
-      rollouts_by_kind=np.divide(
-          carried, weights, out=np.zeros_like(carried), where=weights > 0
-      ),
+    variance_per_rollout=float(carried @ (p * (1 - p)) / budget),
+    zero_variance_share=float(agree_groups),
+    zero_variance_rollout_share=float(agree_rollouts / budget),
+    mixed=float(total * (1 - agree_groups)),
+    rollouts_by_kind=np.divide(
+      carried, weights, out=np.zeros_like(carried), where=weights > 0
+    ),
   )
 
 
@@ -136,7 +136,7 @@ def _add_binomial(state: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 
 def _keep_by_count(
-    allocator, round_index: int, n: int, law: np.ndarray, prompts: int, kept: int
+  allocator, round_index: int, n: int, law: np.ndarray, prompts: int, kept: int
 ) -> np.ndarray:
   """P(kept | k) for k = 0..n, from the allocator's own score."""
   if isinstance(allocator, random_top.RandomTop):
@@ -147,9 +147,7 @@ def _keep_by_count(
   for level in np.unique(score):
     tied = score == level
     above = float(law[score > level].sum())
-    keep[tied] = keep_probability(
-        above, float(law[tied].sum()), prompts, kept
-    )
+    keep[tied] = keep_probability(above, float(law[tied].sum()), prompts, kept)
   # Independence of the active prompts holds in the first selection only, and
   # rounding elsewhere: scale so that exactly `kept` are expected.
   return np.minimum(keep * (kept / prompts / float(law @ keep)), 1.0)
@@ -183,7 +181,7 @@ class FreshStream:
       self.next += missing
       self.positions = self.uids = np.concatenate([self.positions, fresh])
       self.kinds = np.concatenate(
-          [self.kinds, self.population.draw_kinds(self.rng, missing)]
+        [self.kinds, self.population.draw_kinds(self.rng, missing)]
       )
     view = FreshStream(self.population, self.rng)
     view.positions = view.uids = self.positions[:count]
@@ -199,12 +197,12 @@ class FreshStream:
 
 
 def simulate(
-    allocator: base.Allocator,
-    population: Population,
-    *,
-    steps: int = 200,
-    warmup: int = 0,
-    seed: int = 0,
+  allocator: base.Allocator,
+  population: Population,
+  *,
+  steps: int = 200,
+  warmup: int = 0,
+  seed: int = 0,
 ) -> Prediction:
   """Expected figures of any rule, by playing `steps` steps of it.
 
@@ -233,21 +231,23 @@ def simulate(
       continue
     rollouts += np.bincount(kinds, groups.n, len(kinds_v))
     opened += np.bincount(kinds, groups.opened, len(kinds_v))
-    figures.append((
+    figures.append(
+      (
         (groups.n @ kinds_v[kinds]) / groups.n.sum(),
         groups.zero_variance_share(),
         groups.zero_variance_rollout_share(),
         groups.mixed_count(),
-    ))
+      )
+    )
   mean = np.mean(figures, axis=0)
   error = np.std([f[0] for f in figures], ddof=1) / np.sqrt(len(figures))
   return Prediction(
-      *map(float, mean), rollouts / np.maximum(opened, 1), float(error)
+    *map(float, mean), rollouts / np.maximum(opened, 1), float(error)
   )
 
 
 def predict(
-    allocator: base.Allocator, population: Population, **simulation
+  allocator: base.Allocator, population: Population, **simulation
 ) -> Prediction:
   """Enumeration where there is one, simulation elsewhere.
 

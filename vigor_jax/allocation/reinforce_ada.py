@@ -4,7 +4,7 @@ Rounds of M rollouts for every prompt that is not done, at most N rounds. Done
 is, by `rule`, "positive": at least `positives` correct; "balance": at least
 keep / 2 correct and as many wrong. Then keep rollouts are trained on, half of
 them correct where possible, with the advantage r - mean over ALL rollouts of
-the prompt and no division by the deviation (`policy.advantage = dr_grpo`).
+the prompt and no division by the deviation: the advantage "global_mean".
 
 Paper: 512 prompts, M = 8, N = 4, keep 4. Here M = 4, and each batch has half of
 prompts_per_step prompts; when all are done the next batch is drawn, until the
@@ -51,7 +51,7 @@ class ReinforceAdaOptions:
     base.check_int("keep", self.keep, low=2)
     if self.keep % 2:
       raise ValueError(
-          f"keep={self.keep} must be even: {self.keep - 1} or {self.keep + 1}"
+        f"keep={self.keep} must be even: {self.keep - 1} or {self.keep + 1}"
       )
     base.check_choice("rule", self.rule, RULES)
     base.check_int("positives", self.positives, low=1)
@@ -86,10 +86,10 @@ class ReinforceAda(base.Allocator):
       yield groups.request(screening.cut(counts, self.budget - groups.spent))
     if not groups.mixed_count():
       groups.warn(
-          f"{self.name}: step {groups.step}: none of"
-          f" {int(groups.opened.sum())} prompts was mixed after at most"
-          f" {self.largest_group()} rollouts; there is nothing to train on."
-          " Are the prompts all solved, or all out of reach?"
+        f"{self.name}: step {groups.step}: none of"
+        f" {int(groups.opened.sum())} prompts was mixed after at most"
+        f" {self.largest_group()} rollouts; there is nothing to train on."
+        " Are the prompts all solved, or all out of reach?"
       )
 
   def correct(self, groups: base.Groups) -> np.ndarray:
@@ -120,7 +120,7 @@ class ReinforceAda(base.Allocator):
     code = (2 * group + correct)[order]
     start = np.flatnonzero(np.diff(code, prepend=-1))
     rank = np.arange(len(code)) - np.repeat(
-        start, np.diff(np.append(start, len(code)))
+      start, np.diff(np.append(start, len(code)))
     )
     quota = np.where(correct, quota_positive[group], quota_negative[group])
     keep = np.zeros(len(group), bool)

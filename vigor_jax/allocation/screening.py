@@ -44,8 +44,8 @@ class Screening(base.Allocator):
     o = self.options
     if o.screen > self.budget:
       raise ValueError(
-          f"{self.name}: screen={o.screen} rollouts exceed budget="
-          f"{self.budget}; screen must be at most the budget"
+        f"{self.name}: screen={o.screen} rollouts exceed budget="
+        f"{self.budget}; screen must be at most the budget"
       )
     self.batch = max(1, int(o.batch * self.budget) // o.screen)
     # The whole budget may go into screening.
@@ -85,10 +85,10 @@ class Screening(base.Allocator):
         yield groups.request(extra)
     if not chosen.any():
       groups.warn(
-          f"{self.name}: step {groups.step}: none of"
-          f" {int(groups.opened.sum())} screened prompts qualified; there is"
-          " nothing to train on. Are the prompts all solved, or all out of"
-          " reach?"
+        f"{self.name}: step {groups.step}: none of"
+        f" {int(groups.opened.sum())} screened prompts qualified; there is"
+        " nothing to train on. Are the prompts all solved, or all out of"
+        " reach?"
       )
 
   def select(self, groups: base.Groups) -> np.ndarray:

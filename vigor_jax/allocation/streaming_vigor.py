@@ -13,7 +13,8 @@ m0 (gamma^(t+1) - 1) / (gamma - 1) rollouts. A free slot serves, in order:
 
 A stage is finished when the verdicts of all its rollouts have been added. When
 nothing applies, verdicts in flight must come first. With verdicts at once and
-a round's slots asked at a time, group sizes are VIGOR's.
+a round's slots asked at a time, group sizes are VIGOR's. With late verdicts
+rule 4 keeps slots busy at the price of VIGOR's concentration.
 """
 
 from __future__ import annotations
@@ -23,24 +24,6 @@ import dataclasses
 import numpy as np
 
 from vigor_jax.allocation import base, halving, streaming, vigor
-
-QUOTAS = ("ceil", "floor")
-
-
-@dataclasses.dataclass(frozen=True)
-class StreamingVigorOptions(vigor.VigorOptions):
-  """VigorOptions and `quota`.
-
-  "ceil" promotes while promoted < alpha finished, so the first prompt to finish
-  a stage always goes on; "floor", ASHA's own rule, waits until there is a whole
-  one to promote.
-  """
-
-  quota: str = "ceil"
-
-  def validate(self) -> None:
-    super().validate()
-    base.check_choice("quota", self.quota, QUOTAS)
 
 
 @dataclasses.dataclass
@@ -55,7 +38,7 @@ class StreamingVigor(streaming.Streaming, halving.Halving):
   """Asynchronous successive halving by reward variance."""
 
   name = "streaming_vigor"
-  Options = StreamingVigorOptions
+  Options = vigor.VigorOptions
 
   def barrier_slots(self) -> int:
     return self.schedule.prompts[0] * self.schedule.new[0]
@@ -87,7 +70,7 @@ class StreamingVigor(streaming.Streaming, halving.Halving):
   def _finished(self, groups: base.Groups, stage: int) -> np.ndarray:
     """bool: finished `stage`, all verdicts seen, and not promoted from it."""
     return (groups.plan.stage == stage) & (
-        groups.n >= self.schedule.sizes[stage]
+      groups.n >= self.schedule.sizes[stage]
     )
 
   def _promotions(self, groups: base.Groups, score):
@@ -97,17 +80,12 @@ class StreamingVigor(streaming.Streaming, halving.Halving):
       finished = self._finished(groups, stage)
       promoted = int((plan.stage > stage).sum())
       share = self.options.keep * (promoted + int(finished.sum()))
-      quota = self._whole(share) - promoted
+      # promoted < share, robust to the rounding of keep * count.
+      quota = int(np.ceil(share - 1e-9)) - promoted
       if quota > 0 and finished.any():
         keys = self.tie_keys(groups, stage + 1)
         return base.top(score, keys, quota, finished), stage + 1
     return np.zeros(0, int), 0
-
-  def _whole(self, share: float) -> int:
-    """ceil or floor, robust to the rounding of keep * count."""
-    if self.options.quota == "floor":
-      return int(np.floor(share + 1e-9))
-    return int(np.ceil(share - 1e-9))
 
   def _best_unpromoted(self, groups: base.Groups, score):
     """(one group, its new stage): the best variance over all stages."""

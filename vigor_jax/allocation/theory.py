@@ -15,7 +15,7 @@ MAX_THRESHOLDS = 100  # tried by fit_pareto
 
 
 def variance_gain(
-    tail_index: float, rounds: int, keep: float = 0.5, growth: float = 2.0
+  tail_index: float, rounds: int, keep: float = 0.5, growth: float = 2.0
 ) -> float:
   """Theorem 2 of VIGOR (arXiv 2607.22002): variance per rollout, over GRPO's.
 
@@ -35,7 +35,7 @@ def variance_gain(
   """
   if not tail_index > 1:
     raise ValueError(
-        f"{tail_index=} must be above 1: a Pareto law has no mean below"
+      f"{tail_index=} must be above 1: a Pareto law has no mean below"
     )
   i = np.arange(rounds)
   carried = (growth * keep ** (1 - 1 / tail_index)) ** i
@@ -43,7 +43,7 @@ def variance_gain(
 
 
 def speedup(
-    tail_index: float, rounds: int, keep: float = 0.5, growth: float = 2.0
+  tail_index: float, rounds: int, keep: float = 0.5, growth: float = 2.0
 ) -> float:
   """eta^(1/3): the paper's bound on the ratio of times.
 
@@ -54,13 +54,13 @@ def speedup(
 
 
 def monte_carlo_gain(
-    tail_index: float,
-    rounds: int,
-    keep: float = 0.5,
-    growth: float = 2.0,
-    *,
-    prompts: int = 4096,
-    seed: int = 0,
+  tail_index: float,
+  rounds: int,
+  keep: float = 0.5,
+  growth: float = 2.0,
+  *,
+  prompts: int = 4096,
+  seed: int = 0,
 ) -> float:
   """`variance_gain` measured on drawn Pareto variances, ranked exactly.
 
@@ -145,9 +145,7 @@ def fit_pareto(values, weights=None, u_min: float | None = None) -> ParetoFit:
     model = (values[tail] / threshold) ** -k
     share = upper[tail] / upper[tail][0]
     below = np.append(share[1:], 0.0)
-    return float(
-        max(np.abs(model - share).max(), np.abs(model - below).max())
-    )
+    return float(max(np.abs(model - share).max(), np.abs(model - below).max()))
 
   if u_min is None:
     candidates = np.unique(values[upper >= 0.1 * upper[0]])
@@ -156,14 +154,14 @@ def fit_pareto(values, weights=None, u_min: float | None = None) -> ParetoFit:
       candidates = candidates[spaced.astype(int)]
     u_min = float(min(candidates, key=distance))
   quartiles = [
-      float(values[np.searchsorted(-upper, -(1 - q) * upper[0], "right") - 1])
-      for q in (0.25, 0.75)
+    float(values[np.searchsorted(-upper, -(1 - q) * upper[0], "right") - 1])
+    for q in (0.25, 0.75)
   ]
   return ParetoFit(
-      tail_index=hill(values, weights, u_min),
-      u_min=u_min,
-      tail_share=float(weights[values >= u_min].sum()),
-      ks=distance(u_min),
-      hill_low=hill(values, weights, quartiles[0]),
-      hill_high=hill(values, weights, quartiles[1]),
+    tail_index=hill(values, weights, u_min),
+    u_min=u_min,
+    tail_share=float(weights[values >= u_min].sum()),
+    ks=distance(u_min),
+    hill_low=hill(values, weights, quartiles[0]),
+    hill_high=hill(values, weights, quartiles[1]),
   )

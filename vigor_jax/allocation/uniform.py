@@ -15,9 +15,7 @@ class Uniform(base.Allocator):
   name = "uniform"
 
   def setup(self) -> None:
-    self.group_size = per_prompt(
-        self.name, self.budget, self.prompts_per_step
-    )
+    self.group_size = per_prompt(self.name, self.budget, self.prompts_per_step)
 
   def largest_group(self) -> int:
     return self.group_size
@@ -36,8 +34,8 @@ def per_prompt(name: str, budget: int, prompts: int) -> int:
   low = budget // prompts * prompts
   budgets = [b for b in (low, low + prompts) if b > 0]
   raise ValueError(
-      f"{name}: budget={budget} is not a multiple of"
-      f" prompts_per_step={prompts}; with this budget prompts_per_step ="
-      f" {below} or {above} works, with these prompts budget ="
-      f" {' or '.join(map(str, budgets))}"
+    f"{name}: budget={budget} is not a multiple of"
+    f" prompts_per_step={prompts}; with this budget prompts_per_step ="
+    f" {below} or {above} works, with these prompts budget ="
+    f" {' or '.join(map(str, budgets))}"
   )

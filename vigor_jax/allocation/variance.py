@@ -44,9 +44,9 @@ def beta_posterior(n, reward_sum, reward_sq=None, a0=1.0, b0=1.0) -> np.ndarray:
 def estimate(kind: str, n, reward_sum, reward_sq) -> np.ndarray:
   """Dispatches on kind: plugin | unbiased | beta."""
   functions = {
-      "plugin": plugin,
-      "unbiased": unbiased,
-      "beta": beta_posterior,
+    "plugin": plugin,
+    "unbiased": unbiased,
+    "beta": beta_posterior,
   }
   if kind not in functions:
     raise ValueError(f"variance {kind=} must be one of {', '.join(KINDS)}")

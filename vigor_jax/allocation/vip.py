@@ -82,7 +82,7 @@ def relaxed(a, budget: int, low: int, high: int, form: str) -> np.ndarray:
 
 
 def allocate(
-    a, budget: int, low: int, high: int, form: str, keys
+  a, budget: int, low: int, high: int, form: str, keys
 ) -> np.ndarray:
   """Integers n with sum `budget`: int64 [P]. Equal gains by the largest key."""
   a = np.asarray(a, np.float64)
@@ -90,17 +90,15 @@ def allocate(
   table = objective(form, np.arange(low, high + 2))
   fall = table[:-1] - table[1:]  # of f from n to n + 1, at n - low
   heap = [
-      (-a[x] * fall[n[x] - low], int(n[x]), -keys[x], x)
-      for x in np.flatnonzero(n < high)
+    (-a[x] * fall[n[x] - low], int(n[x]), -keys[x], x)
+    for x in np.flatnonzero(n < high)
   ]
   heapq.heapify(heap)
   for _ in range(budget - int(n.sum())):
     x = heapq.heappop(heap)[-1]
     n[x] += 1
     if n[x] < high:
-      heapq.heappush(
-          heap, (-a[x] * fall[n[x] - low], int(n[x]), -keys[x], x)
-      )
+      heapq.heappush(heap, (-a[x] * fall[n[x] - low], int(n[x]), -keys[x], x))
   return n
 
 
@@ -108,10 +106,10 @@ def check_bounds(name, prompts: int, budget: int, low: int, high: int) -> None:
   """Raises ValueError unless prompts * low <= budget <= prompts * high."""
   if not prompts * low <= budget <= prompts * high:
     raise ValueError(
-        f"{name}: between {low} and {high} rollouts for each of"
-        f" prompts_per_step={prompts} do not add up to budget={budget};"
-        f" prompts_per_step must be {-(-budget // high)} to {budget // low},"
-        f" or budget {prompts * low} to {prompts * high}"
+      f"{name}: between {low} and {high} rollouts for each of"
+      f" prompts_per_step={prompts} do not add up to budget={budget};"
+      f" prompts_per_step must be {-(-budget // high)} to {budget // low},"
+      f" or budget {prompts * low} to {prompts * high}"
     )
 
 
@@ -124,7 +122,7 @@ class Vip(base.Allocator):
   def setup(self) -> None:
     o = self.options
     check_bounds(
-        self.name, self.prompts_per_step, self.budget, o.lowest, o.highest
+      self.name, self.prompts_per_step, self.budget, o.lowest, o.highest
     )
     self.counts = history.History(("successes", "rollouts"), (0, 0))
     self.total = np.zeros(2)  # successes, rollouts of all prompts, discounted
@@ -144,19 +142,19 @@ class Vip(base.Allocator):
     o = self.options
     p = self.predicted(groups.uids)
     yield groups.request(
-        allocate(
-            p * (1 - p),
-            self.budget,
-            o.lowest,
-            o.highest,
-            o.form,
-            groups.uniforms(0),
-        )
+      allocate(
+        p * (1 - p),
+        self.budget,
+        o.lowest,
+        o.highest,
+        o.form,
+        groups.uniforms(0),
+      )
     )
 
   def end(self, groups: base.Groups) -> None:
     uids, successes, rollouts = history.merge_by_uid(
-        groups.uids, groups.reward_sum, groups.n
+      groups.uids, groups.reward_sum, groups.n
     )
     new = np.stack([successes, rollouts], axis=1)
     discount = self.options.discount
@@ -165,8 +163,8 @@ class Vip(base.Allocator):
 
   def state_dict(self) -> dict:
     return {
-        "counts": self.counts.state_dict(),
-        "total": self.total.tolist(),
+      "counts": self.counts.state_dict(),
+      "total": self.total.tolist(),
     }
 
   def restore(self, state: dict) -> None:
