@@ -255,8 +255,8 @@ def _is_label(node: Node) -> bool:
   if node[0] == "sym":
     return True
   if node[0] == "mul":
-    return node[1][0] in ("sym", "mul") and _is_label(node[1]) and (
-        node[2][0] in ("sym", "tuple", "num") or _is_label(node[2])
+    return _is_label(node[1]) and (
+        node[2][0] in ("tuple", "num") or _is_label(node[2])
     )
   return node[0] == "func" and bool(evaluate.free_symbols(node[2]))
 

@@ -183,13 +183,11 @@ class _Parser:
     self._depth += 1
     if self._depth > _MAX_DEPTH:
       raise Unreadable("nested too deep")
-    sign = self._sign()
-    node = self._signed(sign, self._product())
+    terms = [self._signed(self._sign(), self._product())]
     while self._peek() in ("+", "-", "±"):
-      sign = self._take()
-      node = ("add", node, self._signed(sign, self._product()))
+      terms.append(self._signed(self._take(), self._product()))
     self._depth -= 1
-    return node
+    return _fold("add", terms)
 
   def _sign(self) -> str:
     return self._take() if self._peek() in ("+", "-", "±") else ""
@@ -201,18 +199,20 @@ class _Parser:
     return ("pm", node) if sign == "±" else node
 
   def _product(self) -> Node:
-    node = self._power()
+    top, bottom = [self._power()], []
     while True:
       token = self._peek()
       if token in ("*", "/"):
         self._take()
-        sign = self._sign()
-        right = self._signed(sign, self._power())
-        node = ("mul" if token == "*" else "div", node, right)
+        factor = self._signed(self._sign(), self._power())
+        (top if token == "*" else bottom).append(factor)
       elif self._starts_factor():
-        node = ("mul", node, self._power())
+        top.append(self._power())
       else:
-        return node
+        break
+    # a / b * c is (a c) / b: division takes one factor.
+    node = _fold("mul", top)
+    return ("div", node, _fold("mul", bottom)) if bottom else node
 
   def _starts_factor(self) -> bool:
     token, kind = self._peek(), self._kind()
@@ -228,8 +228,7 @@ class _Parser:
     )
 
   def _power(self) -> Node:
-    node = self._postfix(self._primary())
-    return node
+    return self._postfix(self._primary())
 
   def _postfix(self, node: Node) -> Node:
     while True:
@@ -551,6 +550,14 @@ class _Parser:
     name = self._take()
     self._take("}")
     return name
+
+
+def _fold(kind: str, items: list[Node]) -> Node:
+  """A balanced tree of a sum or product: deep ones would end the stack."""
+  while len(items) > 1:
+    pairs = [(kind, a, b) for a, b in zip(items[::2], items[1::2])]
+    items = pairs + items[len(items) & ~1 :]
+  return items[0]
 
 
 def _symbol(name: str) -> Node:
