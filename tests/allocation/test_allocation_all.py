@@ -105,3 +105,127 @@ class TestEvery:
     before = json.dumps(helpers.make(name).state_dict())
     steps(one, helpers.Stream(80), reward, 0, 2)
     assert json.dumps(helpers.make(name).state_dict()) == before
+
+
+# A legal other value for every option that the generic tests do not cover
+# (the schedule of the halving rules is tested with its group sizes).
+OTHER = {
+  "eb_widening": {
+    "open_share": 0.125,
+    "initial_rollouts": 3,
+    "pool": 0.5,
+    "rounds": 2,
+    "cap": 4,
+    "saturation": 1.0,
+    "low_success_exponent": 0.0,
+    "em_iterations": 0,
+    "history": 1,
+  },
+  "eb_streaming": {
+    "open_share": 0.125,
+    "initial_rollouts": 3,
+    "pool": 0.5,
+    "cap": 4,
+    "saturation": 1.0,
+    "low_success_exponent": 0.0,
+    "em_iterations": 0,
+    "history": 1,
+    "refit": 0.6,
+  },
+  "dynamic_sampling": {"target": 0.5, "generation": 2.0, "max_batches": 1},
+  "pods": {"keep": 0.5},
+  "greso": {
+    "target": 0.5,
+    "generation": 1.0,
+    "max_batches": 1,
+    "initial": 0.9,
+    "change": 0.1,
+    "easy_target": 1.0,
+    "hard_target": 0.0,
+    "pool": 1.0,
+  },
+  "vip": {
+    "form": "dr_grpo",
+    "lowest": 7,
+    "highest": 9,
+    "discount": 0.0,
+    "shrinkage": 5.0,
+  },
+  "cero": {
+    "units": 4,
+    "horizon": 20,
+    "pool": 2.0,
+    "utility": 20.0,
+    "memory": 0.0,
+  },
+  "knapsack": {"lowest": 4, "highest": 12, "minimum_gain": 0.01},
+  "gvm": {
+    "pilot": 0.25,
+    "alpha": 0.5,
+    "beta": 4.0,
+    "norm": "deviation",
+    "keep_pilots": True,
+  },
+  "reinforce_ada": {
+    "round_size": 2,
+    "max_rounds": 2,
+    "keep": 2,
+    "rule": "positive",
+    "batch": 1.0,
+    "threshold": 0.2,
+    "positives": 3,
+  },
+  "pilot_commit": {
+    "screen": 6,
+    "extra": 6,
+    "batch": 0.5,
+    "low": 0.3,
+    "high": 0.4,
+    "evict": False,
+    "pool": 0.0,
+  },
+  "speed": {"screen": 6, "extra": 6, "batch": 0.5},
+}
+# What an option needs beside it to matter.
+BESIDE = {
+  "form": {"lowest": 3},
+  "positives": {"rule": "positive"},
+  "alpha": {"beta": 4.0},
+}
+
+
+def graded(groups, group, sample):
+  """Thirds, so that thresholds and ranges matter."""
+  draws = helpers.uniform_of(groups.step, groups.uids[group], sample)
+  p = population(groups.uids)[group]
+  return np.where(draws < p, 1.0, np.where(draws > 0.95, 1 / 3, 0.0))
+
+
+def signature(name, options):
+  allocator = helpers.make(name, options)
+  out = []
+  for groups, (group, sample, rewards) in steps(
+    allocator, helpers.Stream(80), graded, 0, 8
+  ):
+    keep = allocator.keep_rollouts(groups, group, sample, rewards)
+    counts = [c.tolist() for c in groups.round_counts]
+    out.append((counts, groups.uids.tolist(), keep.tolist()))
+  return json.dumps(out)
+
+
+@pytest.mark.parametrize(
+  "name, field", [(n, f) for n, fields in OTHER.items() for f in fields]
+)
+def test_every_option_changes_something(name, field):
+  beside = BESIDE.get(field, {})
+  plain = signature(name, beside)
+  assert signature(name, {**beside, field: OTHER[name][field]}) != plain
+
+
+def test_every_option_is_covered():
+  for name, cls in allocation.REGISTRY.items():
+    fields = set(vars(cls.Options()))
+    schedule = {"rounds", "initial_rollouts", "keep", "growth", "ties"}
+    if fields <= schedule | {"variance"}:
+      continue
+    assert fields == set(OTHER[name])

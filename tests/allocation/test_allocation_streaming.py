@@ -185,6 +185,32 @@ class TestBoth:
     assert rule.grant(groups, 0) is None
 
 
+def carried(name, slots=None, count=25):
+  """Mean variance per rollout over `count` steps, true p(1 - p)."""
+  rule, stream = helpers.make(name), helpers.Stream()
+  total = 0.0
+  for step in range(count):
+    groups = rule.begin(stream, step)
+    reward = helpers.bernoulli(mixture)
+    if slots:
+      helpers.stream_step(rule, groups, reward, slots=slots, lengths=heavy_tail)
+    else:
+      helpers.play(rule, groups, reward)
+    rule.end(groups)
+    stream.advance(groups.consumed)
+    p = mixture(groups.uids)
+    total += float(groups.n @ (p * (1 - p))) / 256
+  return total / count
+
+
+def test_what_streaming_keeps_of_the_rules_with_rounds():
+  uniform, vigor = carried("uniform"), carried("vigor")
+  assert uniform < carried("streaming_vigor", 32) < vigor
+  widening = carried("eb_widening")
+  assert widening > uniform
+  assert carried("eb_streaming", 32) == pytest.approx(widening, rel=0.1)
+
+
 def test_dues_are_served_in_order():
   dues = streaming.Dues()
   dues.put(2, 3)

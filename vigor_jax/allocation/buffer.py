@@ -135,6 +135,9 @@ def check_rewards(rewards, count: int, describe=str) -> np.ndarray:
       f"the reward function returned {len(rewards)} rewards, but {count}"
       " were expected"
     )
+  if vector and rewards.dtype.kind in "biuf":
+    if ((rewards >= 0) & (rewards <= 1)).all():
+      return rewards.astype(np.float32)
   for i, value in enumerate(rewards):
     if not isinstance(value, (numbers.Real, np.bool_)):
       raise ValueError(
