@@ -125,7 +125,7 @@ def test_evaluation_from_its_own_file(tmp_path):
 
 def test_no_evaluation_split(tmp_path):
   path = write(tmp_path / "train.jsonl", good(5))
-  with pytest.raises(ValueError, match="no evaluation split"):
+  with pytest.raises(ValueError, match="no evaluation part"):
     make(path, held_out_share=0.0).evaluation(3)
 
 
@@ -159,7 +159,7 @@ def test_warm_start_imitates_completions_or_answers(tmp_path):
     held_out_share=0.0,
     max_completion_length=20,
   )
-  assert task.counts["warm_start/too_long"] == 1
+  assert task.counts["warm_start/left_out"] == 1
   pairs = set()
   for step in range(4):  # 4 usable rows: one epoch is one step of 4
     prompts, completions = task.sft_batches(0, step, 4)

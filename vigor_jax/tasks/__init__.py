@@ -6,27 +6,30 @@ imports NumPy and nothing heavier.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from vigor_jax.tasks import arithmetic, jsonl, stack_language
-from vigor_jax.tasks.base import Task, TaskDef
+from vigor_jax.tasks import (
+  arithmetic,
+  datasets,
+  jsonl,
+  mixture,
+  procedural,
+  stack_language,
+)
+from vigor_jax.tasks.base import Task, TaskDef, nearest
 from vigor_jax.tasks.stream import Prompts, PromptStream
 
 REGISTRY: dict[str, TaskDef] = {
   "arithmetic": TaskDef(arithmetic.Options, arithmetic.build),
   "jsonl": TaskDef(jsonl.Options, jsonl.build),
+  "mixture": TaskDef(mixture.Options, mixture.build),
+  "reasoning_gym": TaskDef(procedural.Options, procedural.build),
   "stack_language": TaskDef(stack_language.Options, stack_language.build),
+  **{name: datasets.definition(name) for name in datasets.SOURCES},
 }
 
 __all__ = ["REGISTRY", "Prompts", "PromptStream", "Task", "TaskDef", "make"]
-
-
-def _nearest(name: str, legal: list[str]) -> str:
-  close = difflib.get_close_matches(name, legal, 1)
-  hint = f"did you mean {close[0]!r}? " if close else ""
-  return f"{hint}legal: {', '.join(sorted(legal))}"
 
 
 def make(spec: str | Mapping[str, Any]) -> Task:
@@ -44,14 +47,14 @@ def make(spec: str | Mapping[str, Any]) -> Task:
   name = spec.pop("name", None)
   if name not in REGISTRY:
     raise ValueError(
-      f"no task {name!r}: {_nearest(str(name), list(REGISTRY))}"
+      f"no task {name!r}: {nearest(str(name), list(REGISTRY))}"
     )
   definition = REGISTRY[name]
   legal = [f.name for f in dataclasses.fields(definition.options)]
   for field in spec:
     if field not in legal:
       raise ValueError(
-        f"task {name!r} has no option {field!r}: {_nearest(field, legal)}"
+        f"task {name!r} has no option {field!r}: {nearest(field, legal)}"
       )
   options = definition.options(**spec)
   options.validate()

@@ -1,6 +1,7 @@
 """What a task is: prompts, their rewards, and how their text is tokenised."""
 
 import dataclasses
+import difflib
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -39,8 +40,9 @@ class Task:
     max_prompt_length: longest prompt in tokens; longer ones were dropped.
     max_completion_length: suggested limit, EOS included.
     reward: default reward function, "module:function".
-    source: the training prompts.
-    held_out: n -> Prompts, the same n prompts every time.
+    source: the training prompts; None for a task that only evaluates.
+    held_out: n -> Prompts, the same n prompts every time; None where there is
+      no evaluation part.
     warm_start: (seed, step, batch) -> prompt ids and completion ids, EOS
       included; None where the task has nothing to imitate.
     seqio_builder: registers the task with seqio and returns it; seqio (and
@@ -55,21 +57,35 @@ class Task:
   max_prompt_length: int
   max_completion_length: int
   reward: str
-  source: Source
-  held_out: Callable[[int], Prompts]
+  source: Source | None
+  held_out: Callable[[int], Prompts] | None
   seqio_builder: Callable[[], Any]
   warm_start: Callable[[int, int, int], SftBatch] | None = None
   stop_strings: tuple[str, ...] = ()
   counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
   def stream(self, seed: int, shard=0, num_shards=1) -> PromptStream:
-    """The training prompts in the order of this seed."""
+    """The training prompts in the order of this seed.
+
+    Raises:
+      ValueError: the task only evaluates.
+    """
+    if self.source is None:
+      raise ValueError(
+        f"task {self.name!r} is for evaluation only: it has no training part"
+      )
     return PromptStream(self.source, seed, shard, num_shards)
 
   def evaluation(self, n: int) -> Prompts:
-    """n held-out prompts, the same ones every time."""
+    """n held-out prompts, the same ones every time; fewer if it has fewer.
+
+    Raises:
+      ValueError: the task has no evaluation part.
+    """
     if n < 1:
       raise ValueError(f"evaluation needs at least one prompt, got {n=}")
+    if self.held_out is None:
+      raise ValueError(f"task {self.name!r} has no evaluation part")
     return self.held_out(n)
 
   def sft_batches(self, seed: int, step: int, batch: int) -> SftBatch:
@@ -114,3 +130,10 @@ def options_digest(options: Any) -> str:
   """Eight hex digits that tell two settings of one task apart."""
   fields = json.dumps(dataclasses.asdict(options), sort_keys=True)
   return hashlib.sha256(fields.encode()).hexdigest()[:8]
+
+
+def nearest(name: str, legal: list[str]) -> str:
+  """For an error: the legal name closest to a wrong one, and the others."""
+  close = difflib.get_close_matches(name, legal, 1)
+  hint = f"did you mean {close[0]!r}? " if close else ""
+  return f"{hint}legal: {', '.join(sorted(legal))}"

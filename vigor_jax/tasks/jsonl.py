@@ -55,10 +55,13 @@ def parse(record: Mapping[str, Any]) -> records.Example:
 def build(options: Options) -> base.Task:
   """The task these options describe."""
   options.validate()
-  skip = options.skip_malformed
-  train = records.load(options.path, parse, skip_malformed=skip)
+  settings = {
+    "skip_malformed": options.skip_malformed,
+    "problem": text.problem_of(options.reward),
+  }
+  train = records.load(options.path, parse, **settings)
   if options.eval_path:
-    evaluation = records.load(options.eval_path, parse, skip_malformed=skip)
+    evaluation = records.load(options.eval_path, parse, **settings)
   else:
     kept, held_out = text.split_by_text(train.examples, options.held_out_share)
     if not kept:

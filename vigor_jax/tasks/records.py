@@ -4,7 +4,7 @@ import dataclasses
 import glob
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from vigor_jax.tasks import files
@@ -16,6 +16,10 @@ FORMATS = _JSON_LINES + _PARQUET
 
 class DataError(ValueError):
   """A record that cannot be used; the message starts with file and line."""
+
+
+class EmptyError(ValueError):
+  """Data without a single usable record."""
 
 
 @dataclasses.dataclass
@@ -42,6 +46,14 @@ class Loaded:
   examples: list[Example]
   skipped: int = 0  # records that could not be used, when that was allowed
   doubles: int = 0  # records whose prompt had been read before
+  in_evaluation: int = 0  # records left out because they are evaluated on
+
+  def leave_out(self, evaluation: "Loaded") -> None:
+    """Drops, and counts, the prompts that the evaluation part has too."""
+    held_out = {example.prompt.strip() for example in evaluation.examples}
+    kept = [e for e in self.examples if e.prompt.strip() not in held_out]
+    self.in_evaluation += len(self.examples) - len(kept)
+    self.examples = kept
 
 
 def expand(path: str) -> list[str]:
@@ -89,15 +101,19 @@ def _parquet(path: str) -> Iterator[tuple[str, Any]]:
         yield f"{path}:row {row}", record
 
 
-def _decoded(where: str, raw: Any) -> Mapping[str, Any]:
+def _rows(file: str) -> Iterator[tuple[str, Any]]:
+  return _parquet(file) if file.endswith(_PARQUET) else _json_lines(file)
+
+
+def _decoded(raw: Any) -> Mapping[str, Any]:
   if isinstance(raw, bytes):
     try:
       raw = json.loads(raw)
     except ValueError as error:  # bad JSON and bad UTF-8 alike
-      raise DataError(f"{where}: not a JSON record: {error}") from None
+      raise DataError(f"not a JSON record: {error}") from None
   if not isinstance(raw, Mapping):
     raise DataError(
-      f"{where}: a record must be an object with named fields, got"
+      f"a record must be an object with named fields, got"
       f" {type(raw).__name__} {str(raw)[:40]!r}"
     )
   return raw
@@ -107,7 +123,7 @@ def text_field(record: Mapping[str, Any], name: str) -> str:
   """A field that must be there and be a text that is not blank.
 
   Raises:
-    DataError: without file and line; `load` puts them in front.
+    DataError: without file and line; `load_rows` puts them in front.
   """
   if name not in record:
     raise DataError(
@@ -124,46 +140,57 @@ def text_field(record: Mapping[str, Any], name: str) -> str:
 
 def load(
   path: str,
-  parse: Callable[[Mapping[str, Any]], Example | None],
+  parse: Callable[[Mapping[str, Any]], Example],
+  **settings: Any,
+) -> Loaded:
+  """Reads every record of a path (see `expand`); else as `load_rows`."""
+  rows = (row for file in expand(path) for row in _rows(file))
+  try:
+    return load_rows(rows, parse, **settings)
+  except EmptyError as error:
+    raise ValueError(f"{path!r} {error}") from None
+
+
+def load_rows(
+  rows: Iterable[tuple[str, Any]],
+  parse: Callable[[Mapping[str, Any]], Example],
   *,
   skip_malformed: bool = False,
   distinct: bool = False,
+  problem: Callable[[str], str | None] | None = None,
 ) -> Loaded:
-  """Reads every record of a path.
+  """Parses records.
 
   Args:
-    path: see `expand`.
-    parse: record -> Example; None leaves a record out that belongs to another
-      part of the data; raises DataError for one that cannot be used.
+    rows: (where, record); a record may still be a line of JSON.
+    parse: record -> Example; raises DataError for one that cannot be used.
     skip_malformed: count such records instead of stopping at the first.
     distinct: keep only the first record of every prompt text.
+    problem: what is wrong with a gold answer, None if it can be judged.
 
   Raises:
     DataError: with file and physical line (or row) of the first bad record.
-    ValueError: no file, or no usable record in any.
+    EmptyError: no usable record at all.
   """
   loaded, seen = Loaded([]), set()
-  for file in expand(path):
-    reader = _parquet if file.endswith(_PARQUET) else _json_lines
-    for where, raw in reader(file):
-      try:
-        example = parse(_decoded(where, raw))
-      except DataError as error:
-        if skip_malformed:
-          loaded.skipped += 1
-          continue
-        message = str(error)
-        prefix = "" if message.startswith(where) else f"{where}: "
-        raise DataError(f"{prefix}{message}") from None
-      if example is None:
+  for where, raw in rows:
+    try:
+      example = parse(_decoded(raw))
+      fault = problem(example.answer) if problem is not None else None
+      if fault is not None:
+        raise DataError(fault)
+    except DataError as error:
+      if skip_malformed:
+        loaded.skipped += 1
         continue
-      if distinct and example.prompt in seen:
-        loaded.doubles += 1
-        continue
-      seen.add(example.prompt)
-      loaded.examples.append(example)
+      raise DataError(f"{where}: {error}") from None
+    if distinct and example.prompt in seen:
+      loaded.doubles += 1
+      continue
+    seen.add(example.prompt)
+    loaded.examples.append(example)
   if not loaded.examples:
-    raise ValueError(
-      f"{path!r} holds no usable record ({loaded.skipped} were skipped)"
+    raise EmptyError(
+      f"holds no usable record ({loaded.skipped} were skipped)"
     )
   return loaded

@@ -156,6 +156,15 @@ def register(
   )
 
 
+def register_mixture(
+  name: str, rates: list[tuple[str, float]]
+) -> seqio.Mixture:
+  """The seqio Mixture of registered tasks, registered on the first call."""
+  if name in seqio.MixtureRegistry.names():
+    return seqio.MixtureRegistry.get(name)
+  return seqio.MixtureRegistry.add(name, rates)
+
+
 def read(
   task: seqio.Task, split: str, limit: int | None = None
 ) -> tuple[stream.Prompts, list[np.ndarray]]:
@@ -177,3 +186,42 @@ def read(
     [json.loads(row["metadata"]) for row in rows],
   )
   return prompts, [row["targets"].astype(np.int32) for row in rows]
+
+
+def tfds_rows(
+  name: str, split: str, data_dir: str = ""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """(where, record) of a TFDS data set that has been prepared.
+
+  Args:
+    name: as TFDS knows it.
+    split: as TFDS knows it.
+    data_dir: TFDS's folder, local or gs://; empty: its own default.
+
+  Raises:
+    ValueError: the set is not prepared, or TFDS lacks a package.
+  """
+  import tensorflow_datasets as tfds
+
+  try:
+    builder = tfds.builder(name, data_dir=data_dir or None)
+    prepared = builder.is_prepared()
+  except ModuleNotFoundError as error:
+    raise ValueError(
+      f"TFDS needs the package {error.name!r} to read {name!r}"
+    ) from error
+  if not prepared:
+    # seqio would start to download here, and wait for a network for minutes.
+    raise ValueError(
+      f"TFDS has not prepared {name!r} in {builder.data_dir!r}: run tfds build"
+      f" {name} on a machine with network access, or use source='folder'"
+    )
+  source = seqio.TfdsDataSource(
+    f"{name}:{builder.version}", builder.data_path.parent.parent, [split]
+  )
+  dataset = source.get_dataset(split, shuffle=False)
+  for row, record in enumerate(dataset.as_numpy_iterator(), start=1):
+    texts = {
+      k: v.decode() if isinstance(v, bytes) else v for k, v in record.items()
+    }
+    yield f"tfds:{name}/{split}:row {row}", texts

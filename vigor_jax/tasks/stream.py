@@ -135,7 +135,7 @@ class FixedSource:
   def __init__(self, prompts: Prompts):
     if not len(prompts):
       raise ValueError("a prompt set must hold at least one prompt, got 0")
-    self._prompts = prompts
+    self.prompts = prompts
     self.size = len(prompts)
     self._orders: dict[tuple[int, int], np.ndarray] = {}
 
@@ -158,7 +158,7 @@ class FixedSource:
     return rows
 
   def at(self, seed: int, positions: np.ndarray) -> Prompts:
-    prompts = self._prompts.take(self.rows(seed, positions))
+    prompts = self.prompts.take(self.rows(seed, positions))
     prompts.positions = np.asarray(positions, np.int64)
     return prompts
 

@@ -7,8 +7,9 @@ them, and reads it into memory once.
 
 import dataclasses
 import hashlib
+import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,24 @@ class Options:
       )
 
 
+def problem_of(reward: str) -> Callable[[str], str | None] | None:
+  """A reward's own check of gold answers, where it has one.
+
+  A reward's module may define `problem(answer) -> str | None`: what is wrong
+  with a gold answer that could never be judged. A name that does not resolve
+  is not this function's to report: the run does, before it loads any data.
+  """
+  from vigor_jax.rewards import registry
+
+  module, _, _ = registry.ALIASES.get(reward, reward).partition(":")
+  if not all(part.isidentifier() for part in module.split(".")):
+    return None  # a weighted sum
+  try:
+    return getattr(importlib.import_module(module), "problem", None)
+  except ModuleNotFoundError:
+    return None
+
+
 def split_by_text(
   examples: list[records.Example], held_out_share: float
 ) -> tuple[list[records.Example], list[records.Example]]:
@@ -95,14 +114,21 @@ class _Imitation:
     return [self.prompts[i] for i in rows], [self.completions[i] for i in rows]
 
 
-def _no_held_out(name: str):
-  def held_out(n: int) -> Prompts:
-    raise ValueError(f"task {name!r} has no evaluation split")
+def _imitation(prompts, targets, limit) -> tuple[_Imitation | None, int]:
+  """Rows with a completion of at most `limit` ids, and how many have not."""
+  rows = [i for i, ids in enumerate(targets) if 1 < len(ids) <= limit]
+  left_out = len(targets) - len(rows)
+  if not rows:
+    return None, left_out
+  prompts = prompts.take(rows)
+  completions = [targets[i] for i in rows]
+  source = FixedSource(prompts)
+  return _Imitation(source, prompts.tokens, completions), left_out
 
-  return held_out
 
+def first_of(prompts: Prompts) -> Callable[[int], Prompts]:
+  """n -> the first n prompts."""
 
-def _held_out(name: str, prompts: Prompts):
   def held_out(n: int) -> Prompts:
     # A finite benchmark is used whole; it has no more to give.
     return prompts.take(range(min(n, len(prompts))))
@@ -123,7 +149,7 @@ def build(
   name: str,
   options: Options,
   *,
-  train: records.Loaded,
+  train: records.Loaded | None,
   evaluation: records.Loaded | None,
   template: str,
   reward: str,
@@ -133,7 +159,7 @@ def build(
   Args:
     name: the task's short name.
     options: the shared fields are read from it.
-    train: training examples.
+    train: training examples; None for a task that only evaluates.
     evaluation: held-out examples, if there are any.
     template: used unless the options name one.
     reward: default reward function.
@@ -146,7 +172,9 @@ def build(
 
   vocabulary = vocabularies.load(options.tokenizer)
   template = options.template or template
-  splits = {"train": train}
+  splits = {}
+  if train is not None:
+    splits["train"] = train
   if evaluation is not None and evaluation.examples:
     splits["evaluation"] = evaluation
   texts = {
@@ -178,20 +206,18 @@ def build(
     counts[f"{split}/records"] = len(loaded.examples) + loaded.skipped
     counts[f"{split}/malformed"] = loaded.skipped
     counts[f"{split}/doubles"] = loaded.doubles
+    counts[f"{split}/in_evaluation"] = loaded.in_evaluation
     counts[f"{split}/too_long"] = len(loaded.examples) - len(kept[split])
     counts[f"{split}/prompts"] = len(kept[split])
     if not len(kept[split]):
       limit = options.max_prompt_length
       _drop_all(name, split, texts[split], vocabulary, limit)
 
-  limit = options.max_completion_length
-  rows = [i for i, t in enumerate(targets["train"]) if len(t) <= limit]
-  counts["warm_start/too_long"] = len(targets["train"]) - len(rows)
   imitation = None
-  if rows:
-    prompts = kept["train"].take(rows)
-    completions = [targets["train"][i] for i in rows]
-    imitation = _Imitation(FixedSource(prompts), prompts.tokens, completions)
+  if train is not None:
+    imitation, counts["warm_start/left_out"] = _imitation(
+      kept["train"], targets["train"], options.max_completion_length
+    )
   has_evaluation = "evaluation" in kept
   return base.Task(
     name=full_name,
@@ -200,11 +226,9 @@ def build(
     max_prompt_length=options.max_prompt_length,
     max_completion_length=options.max_completion_length,
     reward=reward,
-    source=FixedSource(kept["train"]),
+    source=FixedSource(kept["train"]) if train is not None else None,
     held_out=(
-      _held_out(name, kept["evaluation"])
-      if has_evaluation
-      else _no_held_out(name)
+      first_of(kept["evaluation"]) if has_evaluation else None
     ),
     seqio_builder=seqio_builder,
     warm_start=imitation,
