@@ -172,13 +172,15 @@ class Board:
     if self._begun is None:
       self._begun = time.monotonic()
       self._first = sum(self._left.values())
-    self._running[cell.name] = {"cell": cell, "since": time.monotonic()}
+    self._running[cell.name] = {
+      "cell": cell, "since": time.monotonic(),
+      "total_steps": cell_lib.config_of(cell).total_steps}
     if self._parallel == 1:
       self.say(f"[{self._done_count() + 1}/{len(self._cells)}] {cell.text}")
 
   def _progress(self, cell, value):
     self._running[cell.name].update(value)
-    total = max(cell_lib.config_of(cell).total_steps, 1)
+    total = self._running[cell.name]["total_steps"]
     self._left[cell.name] = 1 - value["step"] / total
     self._breathe()
 
@@ -233,9 +235,10 @@ class Board:
 
   def _eta(self) -> str:
     left = sum(self._left.values())
-    if left <= 0:
+    made = self._first - left
+    if left <= 0 or made < 0.05:  # of one run: too little to go by
       return ""
-    pace = (time.monotonic() - self._begun) / max(self._first - left, 1e-9)
+    pace = (time.monotonic() - self._begun) / made
     return f", {progress_lib.duration(pace * left)} left"
 
 
@@ -256,7 +259,7 @@ def _choose_baseline(cells, wanted: str) -> str:
 
 
 def _write(workdir, cells, board, baseline, command, results) -> None:
-  """Writes compare.json, all of it or nothing."""
+  """Writes compare.json, from which a report can be made at any time."""
   record = {
     "command": command,
     "baseline": baseline,
@@ -268,7 +271,7 @@ def _write(workdir, cells, board, baseline, command, results) -> None:
       "error": board.errors.get(cell.name),
     } for cell in cells],
     "results": results,
-    "overall": verdict.overall(results),
+    "overall": verdict.overall({k or "stream": v for k, v in results.items()}),
   }
   metrics.atomic_write(
     str(pathlib.Path(workdir) / report.COMPARE_FILE),
@@ -366,23 +369,32 @@ def compare(config, workdir: str, *, allocators: str, seeds: str = "0,1,2",
     f"{jobs} at a time; baseline {baseline}")
   pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
   call = functools.partial(run, workdir=str(workdir))
+
+  def write(results):
+    _write(workdir, grid, board, baseline, command, results)
+
+  def notify(kind, task, value):
+    board.notify(kind, task, value)
+    if kind in ("done", "failed"):
+      write({})
+
   try:
-    for tasks in _phases(todo):
-      if jobs == 1:
-        workers.run_here(tasks, call, board.notify)
-      else:
-        workers.run_pool(tasks, call, board.notify, jobs=jobs,
-                         log_folder=logs)
+    if jobs == 1:
+      workers.run_here(_phases(todo), call, notify)
+    else:
+      workers.run_pool(_phases(todo), call, notify, jobs=jobs,
+                       log_folder=logs)
   finally:
     results = _results(workdir, grid, board, baseline)
-    _write(workdir, grid, board, baseline, command, results)
+    write(results)
   console, markdown = text_report(results)
   metrics.atomic_write(str(pathlib.Path(workdir) / "compare.md"), markdown)
   if results:
     board.say(console)
   board.say(f"report: {report.build([workdir], workdir)}")
-  for name, message in board.errors.items():
-    board.say(f"failed: {name}: {message}")
+  if board.errors:
+    board.say(f"{len(board.errors)} of {len(grid)} cells failed; the same "
+              f"command tries them again: {', '.join(board.errors)}")
   return 1 if board.errors else 0
 
 

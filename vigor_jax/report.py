@@ -499,9 +499,11 @@ def _how(runs, record) -> str:
   if command:
     parts.append(f"<p>The command, which also continues an unfinished one:</p>"
                  f"<pre>{_text(command)}</pre>")
-  folders = " ".join(str(r.folder) for r in runs[:1]) if not record else "DIR"
-  parts.append("<p class=quiet>This page is rebuilt with "
-               f"<code>python -m vigor_jax.report {_text(folders)}</code>.</p>")
+  parts.append("<p class=quiet>This page is rebuilt with <code>python -m "
+               "vigor_jax.report DIR</code>"
+               + (", and a single run has its own: <code>python -m "
+                  "vigor_jax.report DIR/cells/NAME</code>" if record else "")
+               + ".</p>")
   flats = [run_folders.flatten(run.config) for run in runs]
   if flats and flats[0]:
     differing = sorted(

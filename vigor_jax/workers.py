@@ -46,13 +46,13 @@ Run = Callable[[Any, Callable[[Any], None]], Any]
 Notify = Callable[[str, Any, Any], None]
 
 
-def run_here(tasks: Sequence, run: Run, notify: Notify) -> None:
+def run_here(phases: Sequence[Sequence], run: Run, notify: Notify) -> None:
   """Runs tasks one by one in this process, which keeps compiled programs.
 
   Raises:
     KeyboardInterrupt: passed on from `run`.
   """
-  for task in tasks:
+  for task in (task for tasks in phases for task in tasks):
     notify("started", task, None)
 
     def report(value, task=task):
@@ -92,12 +92,14 @@ class _Worker:
 
 
 def run_pool(
-  tasks: Sequence, run: Run, notify: Notify, *, jobs: int, log_folder
+  phases: Sequence[Sequence], run: Run, notify: Notify, *, jobs: int,
+  log_folder
 ) -> None:
   """Runs tasks in `jobs` worker processes that take them from the list.
 
   Args:
-    tasks: picklable, handed out in order.
+    phases: lists of picklable tasks, handed out in order; a phase begins
+      when the one before it is over.
     run: picklable, called in the workers.
     notify: called in this process.
     jobs: number of workers.
@@ -106,32 +108,39 @@ def run_pool(
   Raises:
     KeyboardInterrupt: after every worker has saved its run and left.
   """
-  waiting = collections.deque(tasks)
   cores = sorted(os.sched_getaffinity(0)) if hasattr(
     os, "sched_getaffinity") else []
   log_folder = pathlib.Path(log_folder)
   log_folder.mkdir(parents=True, exist_ok=True)
   workers = []
   try:
-    for index in range(min(jobs, len(waiting))):
+    for index in range(jobs):
       core = cores[index % len(cores)] if cores else None
       workers.append(_spawn(run, core, log_folder / f"worker_{index}.log"))
-    while waiting or any(worker.task is not None for worker in workers):
-      for index, worker in enumerate(workers):
-        if worker.task is None and waiting:
-          if not worker.process.is_alive():
-            workers[index] = worker = _spawn(run, worker.core, worker.log)
-          worker.task = waiting.popleft()
-          notify("started", worker.task, None)
-          with contextlib.suppress(BrokenPipeError):  # found dead below
-            worker.pipe.send(worker.task)
-      busy = [worker for worker in workers if worker.task is not None]
-      if not connection.wait([w.pipe for w in busy], timeout=1.0):
-        notify("idle", None, None)
-      for worker in busy:
-        _listen(worker, notify)
+    for tasks in phases:
+      waiting = collections.deque(tasks)
+      while waiting or any(worker.task is not None for worker in workers):
+        _hand_out(waiting, workers, run, notify)
+        busy = [worker for worker in workers if worker.task is not None]
+        if not connection.wait([w.pipe for w in busy], timeout=1.0):
+          notify("idle", None, None)
+        for worker in busy:
+          _listen(worker, notify)
   finally:
     _stop(workers)
+
+
+def _hand_out(waiting, workers: list[_Worker], run: Run, notify) -> None:
+  """Gives every idle worker a task; a dead one is replaced for it."""
+  for index, worker in enumerate(workers):
+    if worker.task is None and waiting:
+      if not worker.process.is_alive():
+        worker.pipe.close()
+        workers[index] = worker = _spawn(run, worker.core, worker.log)
+      worker.task = waiting.popleft()
+      notify("started", worker.task, None)
+      with contextlib.suppress(BrokenPipeError):  # its death is heard later
+        worker.pipe.send(worker.task)
 
 
 def _spawn(run: Run, core: int | None, log: pathlib.Path) -> _Worker:
