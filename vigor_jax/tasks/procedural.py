@@ -16,6 +16,8 @@ from vigor_jax.rewards import answer_text
 from vigor_jax.tasks import base, records, text
 
 _RIGHT = 0.99
+_PROBED = 4  # items on which the verifier is tried when a task is built
+_NONSENSE = "qwxz"
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _LABEL = re.compile(r"(?:final )?answer\s*(?:is|:)\s*", re.I)
 
@@ -179,9 +181,36 @@ def score(completion: str, answer: str, **metadata) -> float:
     "metadata": unpack(metadata["entry"]),
   }
   found = extract(completion, answer)
-  if not found:
-    return 0.0
-  return float(generator.score_answer(found, entry) >= _RIGHT)
+  return float(bool(found) and _accepts(generator, found, entry))
+
+
+def _accepts(generator, found: str, entry: dict[str, Any]) -> bool:
+  """Whether the package's verifier takes an answer as fully right."""
+  try:
+    return generator.score_answer(found, entry) >= _RIGHT
+  except Exception:
+    # Several of them parse the answer without care: whatever int() or a
+    # parser raises on a model's text, the text is not the answer. That the
+    # verifier works at all is checked on gold answers when the task is built.
+    return False
+
+
+def _check_verifier(generator, dataset: str, size: int) -> None:
+  """Raises ValueError unless gold answers pass and nonsense does not."""
+  for i in range(min(size, _PROBED)):
+    item = generator[i]
+    if item["answer"] is not None:
+      gold = str(item["answer"])
+      if not _accepts(generator, extract(gold, gold), item):
+        raise ValueError(
+          f"reasoning_gym's verifier of {dataset!r} refuses its own answer"
+          f" {gold[:80]!r}: the task cannot be used"
+        )
+    if _accepts(generator, _NONSENSE, item):
+      raise ValueError(
+        f"reasoning_gym's verifier of {dataset!r} accepts {_NONSENSE!r} as an"
+        " answer: the task cannot be used"
+      )
 
 
 def build(options: Options) -> base.Task:
@@ -189,6 +218,7 @@ def build(options: Options) -> base.Task:
   options.validate()
   kind = (options.dataset, options.difficulty, options.settings)
   generator = _generator(*kind, options.num_prompts, options.data_seed)
+  _check_verifier(generator, options.dataset, options.num_prompts)
   loaded, seen = records.Loaded([]), set()
   for i in range(options.num_prompts):
     item = generator[i]
