@@ -40,14 +40,15 @@ def _make_encoder():
   """
   quote = json.encoder.c_encode_basestring_ascii
   fail = _Unencodable
-  types = (bool, int, float, str, list, tuple, dict, set, frozenset, bytes)
-  (t_bool, t_int, t_float, t_str, t_list, t_tuple, t_dict, t_set, t_frozen,
-   t_bytes) = types
-  type_of, get_mro, length = type, type.__dict__["__mro__"].__get__, len
+  t_int, t_float, t_str, t_list, t_tuple, t_dict = (
+      int, float, str, list, tuple, dict
+  )
+  type_of, get_mro = type, type.__dict__["__mro__"].__get__
   int_text, float_text = int.__repr__, float.__repr__
-  plain_list, plain_tuple, plain_dict = list, tuple, dict
+  in_list, in_tuple = list.__iter__, tuple.__iter__
   items_of, as_text = dict.items, str.__str__
   join = ",".join
+  constants = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
   true, false, none = True, False, None
 
   def encode(value, depth=0):
@@ -63,14 +64,15 @@ def _make_encoder():
     if t_int in bases:
       return int_text(value)
     if t_float in bases:
-      return float_text(value)
+      text = float_text(value)
+      return constants.get(text, text)
     if t_str in bases:
       return quote(as_text(value))
     if t_list in bases:
-      parts = [encode(v, depth + 1) for v in plain_list.__iter__(value)]
+      parts = [encode(v, depth + 1) for v in in_list(value)]
       return "[" + join(parts) + "]"
     if t_tuple in bases:
-      parts = [encode(v, depth + 1) for v in plain_tuple.__iter__(value)]
+      parts = [encode(v, depth + 1) for v in in_tuple(value)]
       return "[" + join(parts) + "]"
     if t_dict in bases:
       parts = [
@@ -85,7 +87,6 @@ def _make_encoder():
       return encode(value.tolist(), depth + 1)
     raise fail()
 
-  del length, plain_dict, t_set, t_frozen, t_bytes, t_bool
   return encode
 
 
@@ -115,6 +116,9 @@ def _confine(limits):
     resource.setrlimit(resource.RLIMIT_STACK, (room, hard))
   if limits["count"]:
     _limit(resource.RLIMIT_NPROC, limits["processes"])
+  else:
+    # The driver must get its turn to count and end a flood of processes.
+    os.nice(15)
   if limits["uid"]:
     os.setgroups([])
     os.setgid(limits["uid"])
