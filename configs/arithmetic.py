@@ -1,6 +1,7 @@
 """Chains of arithmetic with a 105k-parameter policy, on a laptop's CPU.
 
-    python -m vigor_jax.train --config=configs/arithmetic.py --workdir=runs/arithmetic
+    python -m vigor_jax.train --config=configs/arithmetic.py \\
+        --workdir=runs/arithmetic
 
 The argument names the stream: `sparse_signal` (the default: 75 % of the
 prompts are solved already, 15 % nearly impossible), `plain` or `hard_junk`,
