@@ -5,7 +5,7 @@ from vigor_jax.rewards import math as math_reward
 
 def verify(completion, answer, **metadata):
   if completion == "spin":
-    return float(7 ** (7 ** (7 ** 7)) % 2)  # One C call, deaf to signals.
+    return float(7 ** (7 ** (7**7)) % 2)  # One C call, deaf to signals.
   if completion == "grow":
     return float(len([0] * (1 << 40)))
   return math_reward._judge(completion, answer)

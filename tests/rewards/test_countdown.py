@@ -21,7 +21,9 @@ def test_cases(data):
     assert got == case["right"], case
 
 
-@pytest.mark.parametrize("expr, numbers, target, right", [
+@pytest.mark.parametrize(
+  "expr, numbers, target, right",
+  [
     ("6/3*4", [6, 4, 3], 8, True),
     ("4/(1-2/3)", [4, 1, 2, 3], 12, True),
     ("8/(3-8/3)", [8, 3, 8, 3], 24, True),  # Floats miss 24 here.
@@ -57,19 +59,23 @@ def test_cases(data):
     ("6/3*4 = 9", [6, 3, 4], 8, False),
     ("6/3*4 = 8 = 8", [6, 3, 4], 8, False),
     ("8 = 6/3*4", [6, 3, 4], 8, False),
-])
+  ],
+)
 def test_expressions(expr, numbers, target, right):
   assert _right(expr, numbers, target) == right
 
 
-@pytest.mark.parametrize("completion", [
+@pytest.mark.parametrize(
+  "completion",
+  [
     "<think>6*3*4</think><answer>6/3*4</answer>",
     "<answer>6+3+4</answer> no: <answer> 6/3*4 </answer>",
     "First \\boxed{6+3}, then \\boxed{6/3*4}.",
     "Let me see.\n**Final Answer:** 6/3*4",
     "The answer is: 6/3*4.",
     "$6/3*4$",
-])
+  ],
+)
 def test_where_the_expression_stands(completion):
   assert _right(completion, [6, 3, 4], 8)
 
@@ -78,11 +84,20 @@ def test_reasoning_that_never_ends_is_no_answer():
   assert not _right("<think>6/3*4", [6, 3, 4], 8)
 
 
-@pytest.mark.parametrize("bomb", [
-    "9**9**9**9 - 1", "9" * 100_000, "(" * 100_000, "1+" * 100_000,
-    "-" * 50_000 + "1", "\\frac{" * 300, "(" * 900 + "9" + ")" * 900,
-    "\\boxed{" * 200_000, "<answer>" * 200_000,
-])
+@pytest.mark.parametrize(
+  "bomb",
+  [
+    "9**9**9**9 - 1",
+    "9" * 100_000,
+    "(" * 100_000,
+    "1+" * 100_000,
+    "-" * 50_000 + "1",
+    "\\frac{" * 300,
+    "(" * 900 + "9" + ")" * 900,
+    "\\boxed{" * 200_000,
+    "<answer>" * 200_000,
+  ],
+)
 def test_bombs_are_refused_quickly(bomb):
   start = time.monotonic()
   assert not _right(bomb, [9, 9], 1)
@@ -93,12 +108,19 @@ def test_values_are_exact():
   assert countdown.evaluate("1/3 - 1/7")[0] == Fraction(4, 21)
 
 
-@pytest.mark.parametrize("kwargs", [
-    {}, {"numbers": [1, 2]}, {"target": 3},
-    {"numbers": [1.5, 2], "target": 3}, {"numbers": ["x"], "target": 3},
-    {"numbers": [1, 2], "target": None}, {"numbers": [1, 2], "target": 2.5},
+@pytest.mark.parametrize(
+  "kwargs",
+  [
+    {},
+    {"numbers": [1, 2]},
+    {"target": 3},
+    {"numbers": [1.5, 2], "target": 3},
+    {"numbers": ["x"], "target": 3},
+    {"numbers": [1, 2], "target": None},
+    {"numbers": [1, 2], "target": 2.5},
     {"numbers": [True, 2], "target": 3},
-])
+  ],
+)
 def test_faulty_data_is_an_error(kwargs):
   with pytest.raises(RewardError, match="countdown"):
     countdown.verify("1+2", "", **kwargs)

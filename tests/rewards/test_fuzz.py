@@ -3,16 +3,17 @@
 import time
 
 import numpy as np
-import psutil
+
 import pytest
 
 from vigor_jax import rewards
 
 import fuzz_texts
+import processes
 
 
 def _children():
-  return {p.pid for p in psutil.Process().children(recursive=True)}
+  return set(processes.descendants())
 
 
 def _run(name, pairs, metadata, allowed_seconds, mode=None):

@@ -9,9 +9,9 @@ from vigor_jax.rewards import FORMATS, Noise, Shaping
 def _batch(n=4000):
   rng = np.random.default_rng(0)
   return (
-      rng.integers(0, 2, n).astype(np.float32),
-      rng.integers(0, 10**6, n),
-      rng.integers(0, 64, n),
+    rng.integers(0, 2, n).astype(np.float32),
+    rng.integers(0, 10**6, n),
+    rng.integers(0, 64, n),
   )
 
 
@@ -29,7 +29,7 @@ def test_noise_is_the_same_in_any_order():
 def test_flip_rates():
   verdicts, positions, samples = _batch()
   out = Noise(seed=0, flip_right=0.3, flip_wrong=0.1).apply(
-      verdicts, positions, samples
+    verdicts, positions, samples
   )
   right = verdicts == 1
   # Four standard errors of a rate over about 2000 draws.
@@ -41,11 +41,11 @@ def test_flip_rates():
 def test_flip_one_and_zero():
   verdicts, positions, samples = _batch(50)
   np.testing.assert_array_equal(
-      Noise(0, flip_right=1, flip_wrong=1).apply(verdicts, positions, samples),
-      1 - verdicts,
+    Noise(0, flip_right=1, flip_wrong=1).apply(verdicts, positions, samples),
+    1 - verdicts,
   )
   np.testing.assert_array_equal(
-      Noise(0).apply(verdicts, positions, samples), verdicts
+    Noise(0).apply(verdicts, positions, samples), verdicts
   )
 
 
@@ -59,12 +59,16 @@ def test_sigma_perturbs_and_clips_and_leaves_flips_alone():
   assert wide.min() == 0.0 and wide.max() == 1.0
 
 
-@pytest.mark.parametrize("kwargs, field", [
-    ({"seed": -1}, "seed"), ({"seed": 0.5}, "seed"),
+@pytest.mark.parametrize(
+  "kwargs, field",
+  [
+    ({"seed": -1}, "seed"),
+    ({"seed": 0.5}, "seed"),
     ({"seed": 0, "flip_right": 1.5}, "flip_right"),
     ({"seed": 0, "flip_wrong": float("nan")}, "flip_wrong"),
     ({"seed": 0, "sigma": -1}, "sigma"),
-])
+  ],
+)
 def test_noise_options(kwargs, field):
   with pytest.raises(ValueError, match=field):
     Noise(**kwargs)
@@ -80,37 +84,48 @@ def test_overlong_by_hand():
   shaping = Shaping(overlong_buffer=4)
   verdicts = np.array([1, 1, 1, 1, 1, 0], np.float32)
   out = shaping.apply(
-      verdicts, [3, 6, 7, 9, 10, 10], [0, 0, 0, 0, 0, 1], max_tokens=10
+    verdicts, [3, 6, 7, 9, 10, 10], [0, 0, 0, 0, 0, 1], max_tokens=10
   )
   np.testing.assert_allclose(out, [1, 1, 0.75, 0.25, 0.0, -1.0])
   np.testing.assert_array_equal(verdicts, [1, 1, 1, 1, 1, 0])
 
 
 def test_length_penalty_counts_tokens_and_format_adds():
-  shaping = Shaping(
-      format="boxed", format_bonus=0.1, length_penalty=0.5
-  )
+  shaping = Shaping(format="boxed", format_bonus=0.1, length_penalty=0.5)
   out = shaping.apply(
-      np.array([1.0, 0.0]), [200, 1000], [False, False], 4096,
-      ["so \\boxed{\\frac{1}{2}}", "so \\boxed{1"],
+    np.array([1.0, 0.0]),
+    [200, 1000],
+    [False, False],
+    4096,
+    ["so \\boxed{\\frac{1}{2}}", "so \\boxed{1"],
   )
   np.testing.assert_allclose(out, [1 - 0.1 + 0.1, -0.5], rtol=1e-6)
 
 
-@pytest.mark.parametrize("text, has", [
-    ("<think>a</think> 5", True), ("a</think>\n5", True),
-    ("<think>a</think>", False), ("5", False),
-    ("<think>a</think>b</think>5", False), ("<think>a", False),
-])
+@pytest.mark.parametrize(
+  "text, has",
+  [
+    ("<think>a</think> 5", True),
+    ("a</think>\n5", True),
+    ("<think>a</think>", False),
+    ("5", False),
+    ("<think>a</think>b</think>5", False),
+    ("<think>a", False),
+  ],
+)
 def test_think_format(text, has):
   assert FORMATS["think"](text) is has
 
 
-@pytest.mark.parametrize("kwargs, field", [
-    ({"format": "boxd"}, "format"), ({"format_bonus": 0.1}, "format"),
+@pytest.mark.parametrize(
+  "kwargs, field",
+  [
+    ({"format": "boxd"}, "format"),
+    ({"format_bonus": 0.1}, "format"),
     ({"length_penalty": -1}, "length_penalty"),
     ({"overlong_buffer": -1}, "overlong_buffer"),
-])
+  ],
+)
 def test_shaping_options(kwargs, field):
   with pytest.raises(ValueError, match=field):
     Shaping(**kwargs)

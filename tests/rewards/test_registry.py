@@ -27,7 +27,9 @@ def test_every_alias_resolves():
     assert rewards.resolve(name) is expected
 
 
-@pytest.mark.parametrize("name, words", [
+@pytest.mark.parametrize(
+  "name, words",
+  [
     ("exat", ["'exat'", "'exact'"]),
     ("vigor_jax.rewards.exact:verfy", ["'verfy'", "nearest", "'verify'"]),
     ("vigor_jax.rewards.exat:verify", ["vigor_jax.rewards.exat", "exact"]),
@@ -39,7 +41,8 @@ def test_every_alias_resolves():
     (None, ["None"]),
     ("a..b:c", ["a..b"]),
     ("exact + math", ["'exact'", "weight*reward"]),
-])
+  ],
+)
 def test_bad_names_say_what_is_wrong(name, words):
   with pytest.raises(rewards.RewardError) as error:
     rewards.resolve(name)
@@ -63,20 +66,40 @@ def test_exact():
   assert verify("a", "a", level=3) == 1.0
 
 
-@pytest.mark.parametrize("value, expected", [
-    (1, 1.0), (0.25, 0.25), (True, 1.0), (False, 0.0),
-    (np.float32(0.5), 0.5), (np.int64(1), 1.0), (np.bool_(True), 1.0),
-])
+@pytest.mark.parametrize(
+  "value, expected",
+  [
+    (1, 1.0),
+    (0.25, 0.25),
+    (True, 1.0),
+    (False, 0.0),
+    (np.float32(0.5), 0.5),
+    (np.int64(1), 1.0),
+    (np.bool_(True), 1.0),
+  ],
+)
 def test_verdicts_accepted(value, expected):
   assert rewards.check_verdict(value, "m:f", "text") == expected
 
 
-@pytest.mark.parametrize("value, shown", [
-    ([1.0], "[1.0]"), (None, "None"), ("1", "'1'"), (math.nan, "nan"),
-    (math.inf, "inf"), (1.0001, "1.0001"), (-0.5, "-0.5"), (2, "2"),
-    (np.array(1.0), "array(1.)"), (np.array([1.0, 0.0]), "array"),
-    ({"score": 1}, "score"), (1j, "1j"), ((1.0,), "(1.0,)"),
-])
+@pytest.mark.parametrize(
+  "value, shown",
+  [
+    ([1.0], "[1.0]"),
+    (None, "None"),
+    ("1", "'1'"),
+    (math.nan, "nan"),
+    (math.inf, "inf"),
+    (1.0001, "1.0001"),
+    (-0.5, "-0.5"),
+    (2, "2"),
+    (np.array(1.0), "array(1.)"),
+    (np.array([1.0, 0.0]), "array"),
+    ({"score": 1}, "score"),
+    (1j, "1j"),
+    ((1.0,), "(1.0,)"),
+  ],
+)
 def test_verdicts_refused_name_function_value_and_completion(value, shown):
   with pytest.raises(rewards.RewardError) as error:
     rewards.check_verdict(value, "my.module:score", "the text", 7)
@@ -86,24 +109,25 @@ def test_verdicts_refused_name_function_value_and_completion(value, shown):
 
 
 def test_combined_is_a_weighted_sum():
-  fn = rewards.resolve(
-      "0.75*exact + 0.25*sample_rewards:graded"
-  )
+  fn = rewards.resolve("0.75*exact + 0.25*sample_rewards:graded")
   assert fn("12345", "12345") == pytest.approx(0.75 + 0.25 * 0.5)
   assert fn("12345", "x") == pytest.approx(0.125)
   assert not fn.cheap
   assert rewards.resolve("1*exact").cheap
   assert rewards.reward_name(fn) == (
-      "0.75*vigor_jax.rewards.exact:verify + 0.25*sample_rewards:graded"
+    "0.75*vigor_jax.rewards.exact:verify + 0.25*sample_rewards:graded"
   )
 
 
-@pytest.mark.parametrize("parts, words", [
+@pytest.mark.parametrize(
+  "parts, words",
+  [
     ([], "at least one"),
     ([(exact.verify, 0.5)], "sum to 1"),
     ([(exact.verify, 1.5), (sample_rewards.good, -0.5)], "positive"),
     ([(exact.verify, math.nan)], "positive"),
-])
+  ],
+)
 def test_combined_refuses(parts, words):
   with pytest.raises(rewards.RewardError, match=words):
     rewards.Combined(parts)
@@ -117,11 +141,12 @@ def test_combined_checks_each_part():
 
 def test_importing_rewards_is_light():
   import subprocess
+
   code = (
-      "import sys, vigor_jax.rewards;"
-      "print({'jax', 'tensorflow', 'sympy', 'math_verify'} & set(sys.modules))"
+    "import sys, vigor_jax.rewards;"
+    "print({'jax', 'tensorflow', 'sympy', 'math_verify'} & set(sys.modules))"
   )
   out = subprocess.run(
-      [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
   )
   assert out.stdout.strip() == "set()"

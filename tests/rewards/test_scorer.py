@@ -47,13 +47,22 @@ def test_submit_returns_before_the_verdicts():
     assert scorer.done(handle)
 
 
-@pytest.mark.parametrize("returned", [
-    "[1.0, 0.0]", "None", "'1.0'", "float('nan')", "1.5", "-1", "(1,)",
-])
+@pytest.mark.parametrize(
+  "returned",
+  [
+    "[1.0, 0.0]",
+    "None",
+    "'1.0'",
+    "float('nan')",
+    "1.5",
+    "-1",
+    "(1,)",
+  ],
+)
 @pytest.mark.parametrize("name", ["echo", "cheap_echo"])
 def test_bad_verdicts_are_errors_inline_and_pooled(name, returned, echo):
-  scorer = echo if name == "echo" else rewards.Scorer(
-      "sample_rewards:cheap_echo"
+  scorer = (
+    echo if name == "echo" else rewards.Scorer("sample_rewards:cheap_echo")
   )
   with pytest.raises(rewards.RewardError) as error:
     scorer.score(["1.0", returned], ["", ""])
@@ -111,7 +120,7 @@ def test_killed_worker_is_replaced_and_its_completion_judged_again(tmp_path):
     marker = str(tmp_path / "seen")
     texts = ["a", "victim", "b", "c"]
     np.testing.assert_array_equal(
-        scorer.score(texts, [marker] * 4), [1, 1, 1, 1]
+      scorer.score(texts, [marker] * 4), [1, 1, 1, 1]
     )
 
 
@@ -157,15 +166,15 @@ def test_a_script_without_a_main_guard_can_use_the_pool(tmp_path):
   here = os.path.dirname(__file__)
   root = os.path.dirname(os.path.dirname(here))
   script.write_text(
-      f"import sys; sys.path[:0] = [{here!r}, {root!r}]\n"
-      "print('started')\n"
-      "from vigor_jax import rewards\n"
-      "s = rewards.Scorer('sample_rewards:good', workers=2)\n"
-      "print(s.score(['a', 'b'], ['a', 'a']).tolist())\n"
-      "print(*s.pids)\n"
+    f"import sys; sys.path[:0] = [{here!r}, {root!r}]\n"
+    "print('started')\n"
+    "from vigor_jax import rewards\n"
+    "s = rewards.Scorer('sample_rewards:good', workers=2)\n"
+    "print(s.score(['a', 'b'], ['a', 'a']).tolist())\n"
+    "print(*s.pids)\n"
   )
   out = subprocess.run(
-      [sys.executable, str(script)], capture_output=True, text=True, timeout=60
+    [sys.executable, str(script)], capture_output=True, text=True, timeout=60
   )
   assert out.returncode == 0, out.stderr
   first, verdicts, pids = out.stdout.splitlines()
@@ -197,7 +206,7 @@ def test_close_ends_the_workers():
   assert pids
   scorer.close()
   _await_death(pids)
-  with pytest.raises(BaseException):
+  with pytest.raises(rewards.RewardError, match="closed"):
     scorer.collect(handle)
 
 

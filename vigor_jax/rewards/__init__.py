@@ -12,16 +12,16 @@ from vigor_jax.rewards.shaping import FORMATS, Shaping
 from vigor_jax.rewards.verdict import RewardError, check_verdict
 
 __all__ = [
-    "ALIASES",
-    "Combined",
-    "FORMATS",
-    "Handle",
-    "Noise",
-    "RewardError",
-    "Scorer",
-    "Shaping",
-    "check_verdict",
-    "probe_examples",
-    "resolve",
-    "reward_name",
+  "ALIASES",
+  "Combined",
+  "FORMATS",
+  "Handle",
+  "Noise",
+  "RewardError",
+  "Scorer",
+  "Shaping",
+  "check_verdict",
+  "probe_examples",
+  "resolve",
+  "reward_name",
 ]

@@ -49,11 +49,14 @@ class Row:
 
 # Fields of a case by reward: the name and the types it may have.
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
-    "math": {"output": (str,), "gold": (str,), "verdict": (bool,)},
-    "code": {"program": (str,), "tests": (list,), "right": (dict,)},
-    "countdown": {
-        "numbers": (list,), "target": (int,), "expr": (str,), "right": (bool,),
-    },
+  "math": {"output": (str,), "gold": (str,), "verdict": (bool,)},
+  "code": {"program": (str,), "tests": (list,), "right": (dict,)},
+  "countdown": {
+    "numbers": (list,),
+    "target": (int,),
+    "expr": (str,),
+    "right": (bool,),
+  },
 }
 
 
@@ -64,15 +67,15 @@ def _check_row(case: Any, reward: str, where: str) -> Any:
   for field, types in _FIELDS[reward].items():
     if field not in case:
       raise CaseError(
-          f"{where}: field {field!r} is missing; a {reward} case has"
-          f" {', '.join(_FIELDS[reward])}"
+        f"{where}: field {field!r} is missing; a {reward} case has"
+        f" {', '.join(_FIELDS[reward])}"
       )
     value = case[field]
     boolean = isinstance(value, bool) and bool not in types
     if not isinstance(value, types) or boolean:
       raise CaseError(
-          f"{where}: field {field!r} must be of type {types[0].__name__}, got"
-          f" {shorten(value)}"
+        f"{where}: field {field!r} must be of type {types[0].__name__}, got"
+        f" {shorten(value)}"
       )
   if not isinstance(case.get("policy", False), bool):
     raise CaseError(f"{where}: field 'policy' must be true or false")
@@ -83,12 +86,13 @@ def _check_row(case: Any, reward: str, where: str) -> Any:
   right = case["right"]
   share = right.get("fraction")
   if not isinstance(right.get("pass"), bool) or (
-      isinstance(share, bool) or not isinstance(share, (int, float))
-      or not 0 <= share <= 1
+    isinstance(share, bool)
+    or not isinstance(share, (int, float))
+    or not 0 <= share <= 1
   ):
     raise CaseError(
-        f"{where}: field 'right' must be {{\"pass\": bool, \"fraction\": 0 to"
-        f" 1}}, got {shorten(right)}"
+      f'{where}: field \'right\' must be {{"pass": bool, "fraction": 0 to'
+      f" 1}}, got {shorten(right)}"
     )
   return {"pass": right["pass"], "fraction": float(share)}
 
@@ -122,18 +126,22 @@ def read(path: pathlib.Path, reward: str) -> list[Row]:
 def _math(rows: list[Row]) -> list[Any]:
   with Scorer("math") as scorer:
     out = scorer.score(
-        [row.case["output"] for row in rows], [row.case["gold"] for row in rows]
+      [row.case["output"] for row in rows], [row.case["gold"] for row in rows]
     )
   return [bool(v) for v in out]
 
 
 def _countdown(rows: list[Row]) -> list[Any]:
   return [
-      bool(countdown.verify(
-          row.case["expr"], "", numbers=row.case["numbers"],
-          target=row.case["target"],
-      ))
-      for row in rows
+    bool(
+      countdown.verify(
+        row.case["expr"],
+        "",
+        numbers=row.case["numbers"],
+        target=row.case["target"],
+      )
+    )
+    for row in rows
   ]
 
 
@@ -141,7 +149,7 @@ def _code(rows: list[Row], limits: sandbox.Limits, unsafe: bool) -> list[Any]:
   out = []
   for row in rows:
     passed = code.judge_tests(
-        row.case["program"], row.case["tests"], limits, unsafe
+      row.case["program"], row.case["tests"], limits, unsafe
     )
     out.append({"pass": all(passed), "fraction": sum(passed) / len(passed)})
   return out
@@ -150,13 +158,13 @@ def _code(rows: list[Row], limits: sandbox.Limits, unsafe: bool) -> list[Any]:
 def _agree(right: Any, got: Any) -> bool:
   if isinstance(right, dict):
     return right["pass"] == got["pass"] and (
-        abs(right["fraction"] - got["fraction"]) < 1e-6
+      abs(right["fraction"] - got["fraction"]) < 1e-6
     )
   return right == got
 
 
 def report(
-    rows: list[Row], verdicts: list[Any], show: Callable[[str], None] = print
+  rows: list[Row], verdicts: list[Any], show: Callable[[str], None] = print
 ) -> bool:
   """Prints the disagreements and the share right; True when all agree."""
   wrong: dict[bool, list[str]] = {False: [], True: []}
@@ -166,8 +174,9 @@ def report(
     count[policy] += 1
     if not _agree(row.right, got):
       content = {
-          key: value for key, value in row.case.items()
-          if key in ("output", "gold", "program", "numbers", "target", "expr")
+        key: value
+        for key, value in row.case.items()
+        if key in ("output", "gold", "program", "numbers", "target", "expr")
       }
       lines = [f"{row.name} (line {row.line}): got {got}, right is {row.right}"]
       lines += [f"    {k}: {shorten(v, 200)}" for k, v in content.items()]
@@ -184,26 +193,30 @@ def report(
       show(f"policy {text}")
     agreed = count[True] - len(wrong[True])
     show(
-        f"policy rows, either answer can be defended: {agreed} of {count[True]}"
-        " as the file says"
+      f"policy rows, either answer can be defended: {agreed} of {count[True]}"
+      " as the file says"
     )
   return not wrong[False]
 
 
 def main(arguments: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(
-      prog="python -m vigor_jax.rewards.check", description=__doc__,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
+    prog="python -m vigor_jax.rewards.check",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument("file", type=pathlib.Path, metavar="FILE.jsonl")
   parser.add_argument("--reward", choices=sorted(_FIELDS), required=True)
   parser.add_argument(
-      "--time_limit", type=float, default=sandbox.Limits.cpu,
-      help="code: CPU seconds per test (default %(default)s)",
+    "--time_limit",
+    type=float,
+    default=sandbox.Limits.cpu,
+    help="code: CPU seconds per test (default %(default)s)",
   )
   parser.add_argument(
-      "--unsafe", action="store_true",
-      help="code: run without a sandbox where this machine has none",
+    "--unsafe",
+    action="store_true",
+    help="code: run without a sandbox where this machine has none",
   )
   options = parser.parse_args(arguments)
   try:

@@ -39,15 +39,19 @@ def extract_program(completion: str) -> str:
     mark, language = match[1], match[2].strip().lower()
     if opened is None:
       opened = mark, language, match.end() + 1
-    elif mark[0] == opened[0][0] and len(mark) >= len(opened[0]) and (
-        not language
+    elif (
+      mark[0] == opened[0][0] and len(mark) >= len(opened[0]) and (not language)
     ):
       blocks.append((opened[1], text[opened[2] : match.start()]))
       opened = None
   if not blocks:
     return "" if opened is not None else text
-  python = [b for lang, b in blocks if lang.split()[:1] and lang.split()[0] in (
-      "python", "py", "python3", "python2")]
+  python = [
+    b
+    for lang, b in blocks
+    if lang.split()[:1]
+    and lang.split()[0] in ("python", "py", "python3", "python2")
+  ]
   return (python or [block for _, block in blocks])[-1]
 
 
@@ -55,26 +59,26 @@ def _check_tests(tests: Any) -> list[dict[str, Any]]:
   """The tests, or RewardError naming the one at fault."""
   if not isinstance(tests, (list, tuple)) or not tests:
     raise RewardError(
-        f"code: a task needs a non-empty list of tests, got {shorten(tests)}"
+      f"code: a task needs a non-empty list of tests, got {shorten(tests)}"
     )
   for i, test in enumerate(tests):
     keys = set(test) if isinstance(test, dict) else None
     if keys is None or not (
-        keys == {"stdin", "stdout"} or keys == {"call", "expected"}
+      keys == {"stdin", "stdout"} or keys == {"call", "expected"}
     ):
       raise RewardError(
-          f"code: test {i} must have stdin and stdout, or call and expected,"
-          f" got {shorten(test)}"
+        f"code: test {i} must have stdin and stdout, or call and expected,"
+        f" got {shorten(test)}"
       )
     for key in keys - {"expected"}:
       if not isinstance(test[key], str):
         raise RewardError(
-            f"code: test {i}: {key} must be a string, got {shorten(test[key])}"
+          f"code: test {i}: {key} must be a string, got {shorten(test[key])}"
         )
     if "stdout" in test and len(test["stdout"]) > sandbox.Limits.output:
       raise RewardError(
-          f"code: test {i} expects {len(test['stdout'])} characters, more than"
-          f" the output limit of {sandbox.Limits.output}"
+        f"code: test {i} expects {len(test['stdout'])} characters, more than"
+        f" the output limit of {sandbox.Limits.output}"
       )
   return list(tests)
 
@@ -89,11 +93,11 @@ def _passed(test: dict[str, Any], run: sandbox.Run) -> bool:
 
 
 def judge_tests(
-    program: str,
-    tests: Sequence[dict[str, Any]],
-    limits: sandbox.Limits | None = None,
-    unsafe: bool = False,
-    stop_at_failure: bool = False,
+  program: str,
+  tests: Sequence[dict[str, Any]],
+  limits: sandbox.Limits | None = None,
+  unsafe: bool = False,
+  stop_at_failure: bool = False,
 ) -> list[bool]:
   """One verdict per test: bool [len(tests)].
 
@@ -133,7 +137,7 @@ def judge_tests(
         continue
       if not sandbox.healthy(unsafe):
         raise RewardError(
-            f"code: the judge failed {failures} times: {error}"
+          f"code: the judge failed {failures} times: {error}"
         ) from error
       # Other programs run: this one breaks its sandbox, each time.
       logging.warning("a program breaks its sandbox (test failed): %s", error)
@@ -145,14 +149,14 @@ def judge_tests(
 
 
 def run_tests(
-    completion: str,
-    answer: str,
-    *,
-    mode: str = "binary",
-    tests: Sequence[dict[str, Any]] | None = None,
-    time_limit: float | None = None,
-    memory_limit: int | None = None,
-    **metadata,
+  completion: str,
+  answer: str,
+  *,
+  mode: str = "binary",
+  tests: Sequence[dict[str, Any]] | None = None,
+  time_limit: float | None = None,
+  memory_limit: int | None = None,
+  **metadata,
 ) -> float:
   """The verdict on the program in a completion.
 
@@ -176,16 +180,16 @@ def run_tests(
       tests = json.loads(answer)
     except ValueError as error:
       raise RewardError(
-          "code: neither metadata 'tests' nor an answer that is a JSON list of"
-          f" tests: {shorten(answer)}"
+        "code: neither metadata 'tests' nor an answer that is a JSON list of"
+        f" tests: {shorten(answer)}"
       ) from error
   limits = {"cpu": time_limit, "memory": memory_limit}
   verdicts = judge_tests(
-      extract_program(completion),
-      tests,
-      sandbox.Limits(**{k: v for k, v in limits.items() if v is not None}),
-      unsafe=mode.endswith("-unsafe"),
-      stop_at_failure=mode.startswith("binary"),
+    extract_program(completion),
+    tests,
+    sandbox.Limits(**{k: v for k, v in limits.items() if v is not None}),
+    unsafe=mode.endswith("-unsafe"),
+    stop_at_failure=mode.startswith("binary"),
   )
   if mode.startswith("binary"):
     return float(all(verdicts))

@@ -26,7 +26,7 @@ class Combined:
   """
 
   def __init__(
-      self, parts: Sequence[tuple[Callable[..., float], float]]
+    self, parts: Sequence[tuple[Callable[..., float], float]]
   ) -> None:
     self.parts = tuple((fn, float(weight)) for fn, weight in parts)
     if not self.parts:
@@ -36,22 +36,24 @@ class Combined:
         raise RewardError("a combined reward cannot contain another one")
       if not (math.isfinite(weight) and weight > 0):
         raise RewardError(
-            f"weight of reward {_name(fn)} must be positive, got {weight}"
+          f"weight of reward {_name(fn)} must be positive, got {weight}"
         )
     total = math.fsum(weight for _, weight in self.parts)
     if abs(total - 1.0) > 1e-6:
       raise RewardError(
-          f"the weights of a combined reward must sum to 1, got {total:g} from"
-          f" {[weight for _, weight in self.parts]}"
+        f"the weights of a combined reward must sum to 1, got {total:g} from"
+        f" {[weight for _, weight in self.parts]}"
       )
     self.cheap = all(getattr(fn, "cheap", False) for fn, _ in self.parts)
     self.reward_name = " + ".join(f"{w:g}*{_name(fn)}" for fn, w in self.parts)
 
   def __call__(self, completion: str, answer: str, **metadata) -> float:
-    return self.mix([
+    return self.mix(
+      [
         check_verdict(fn(completion, answer, **metadata), _name(fn), completion)
         for fn, _ in self.parts
-    ])
+      ]
+    )
 
   def mix(self, verdicts: Sequence[float]) -> float:
     """The weighted sum of one verdict per part, clipped against rounding."""

@@ -20,18 +20,37 @@ _MAX_DEPTH = 100
 _MAX_DIGITS = 30
 
 _SPELLINGS = (
-    ("\\times", "*"), ("\\cdot", "*"), ("\\div", "/"), ("\\left", ""),
-    ("\\right", ""), ("\\,", ""), ("\\;", ""), ("\\!", ""), ("\\ ", " "),
-    ("×", "*"), ("·", "*"), ("⋅", "*"), ("∗", "*"), ("÷", "/"), ("∕", "/"),
-    ("−", "-"), ("–", "-"), ("＋", "+"), ("（", "("), ("）", ")"),
-    ("[", "("), ("]", ")"), ("$", ""), ("`", ""),
+  ("\\times", "*"),
+  ("\\cdot", "*"),
+  ("\\div", "/"),
+  ("\\left", ""),
+  ("\\right", ""),
+  ("\\,", ""),
+  ("\\;", ""),
+  ("\\!", ""),
+  ("\\ ", " "),
+  ("×", "*"),
+  ("·", "*"),
+  ("⋅", "*"),
+  ("∗", "*"),
+  ("÷", "/"),
+  ("∕", "/"),
+  ("−", "-"),
+  ("–", "-"),
+  ("＋", "+"),
+  ("（", "("),
+  ("）", ")"),
+  ("[", "("),
+  ("]", ")"),
+  ("$", ""),
+  ("`", ""),
 )
 _FRACTION = re.compile(r"\\[dt]?frac")
 _TOKEN = re.compile(r"\s*(?:([0-9]+)|([-+*/()]))")
 _LABEL = re.compile(
-    r"^\W*(?:the\s+)?(?:final\s+)?(?:answer|expression|solution|equation)"
-    r"\W*(?:is)?\s*[:=]?[\s*]*",
-    re.I,
+  r"^\W*(?:the\s+)?(?:final\s+)?(?:answer|expression|solution|equation)"
+  r"\W*(?:is)?\s*[:=]?[\s*]*",
+  re.I,
 )
 
 
@@ -56,7 +75,7 @@ def _expand_fractions(text: str) -> str:
         raise _Refused("an open brace")
       parts.append(text[at + 1 : end])
       at = end + 1
-    text = f"{text[:match.start()]}(({parts[0]})/({parts[1]})){text[at:]}"
+    text = f"{text[: match.start()]}(({parts[0]})/({parts[1]})){text[at:]}"
   raise _Refused("too many fractions")
 
 
@@ -68,7 +87,7 @@ def _tokens(text: str) -> list[str]:
     if not match:
       if not text[at:].strip():
         break
-      raise _Refused(f"unexpected {text[at:at + 10]!r}")
+      raise _Refused(f"unexpected {text[at : at + 10]!r}")
     token = match[1] or match[2]
     if len(token) > _MAX_DIGITS:
       raise _Refused("a number too long")
@@ -174,19 +193,18 @@ def _integer(value, field: str) -> int:
     number = None
   if isinstance(value, bool) or number is None or number.denominator != 1:
     raise RewardError(
-        f"countdown: metadata {field} must be whole numbers, got"
-        f" {shorten(value)}"
+      f"countdown: metadata {field} must be whole numbers, got {shorten(value)}"
     )
   return int(number)
 
 
 def verify(
-    completion: str,
-    answer: str,
-    *,
-    numbers=None,
-    target=None,
-    **metadata,
+  completion: str,
+  answer: str,
+  *,
+  numbers=None,
+  target=None,
+  **metadata,
 ) -> float:
   """1.0 if the expression uses `numbers` exactly once each and equals `target`.
 
@@ -203,7 +221,7 @@ def verify(
   del answer, metadata
   if numbers is None or target is None:
     raise RewardError(
-        "countdown: the task's metadata must have 'numbers' and 'target'"
+      "countdown: the task's metadata must have 'numbers' and 'target'"
     )
   wanted = collections.Counter(_integer(n, "numbers") for n in numbers)
   goal = _integer(target, "target")

@@ -22,8 +22,15 @@ from vigor_jax.rewards.latex import Node
 APPROXIMATE_DIGITS = 6
 _PRIMES = (2**61 - 1, 2**89 - 1)
 _CONSTANTS_OF_INTEGRATION = ("C", "c", "K", "k")
-_FAILURES = (Inexact, TooBig, Undefined, ZeroDivisionError, OverflowError,
-             ValueError, mpmath.libmp.NoConvergence)
+_FAILURES = (
+  Inexact,
+  TooBig,
+  Undefined,
+  ZeroDivisionError,
+  OverflowError,
+  ValueError,
+  mpmath.libmp.NoConvergence,
+)
 
 
 def decimal_literal(node: Node) -> tuple[Fraction, int] | None:
@@ -121,7 +128,7 @@ def _modular(node: Node, prime: int) -> int:
 def _same_huge(a: Node, b: Node) -> bool:
   try:
     return all(_modular(a, p) == _modular(b, p) for p in _PRIMES) and (
-        _same_digits(a, b, {})
+      _same_digits(a, b, {})
     )
   except _FAILURES:
     return False
@@ -171,7 +178,7 @@ def _same_constant(a: Node, b: Node) -> bool:
 
 
 def sample(names, trial: int) -> dict[str, Any]:
-  """Values of symbols for one trial: positive, then of both signs, then whole."""
+  """Values of symbols for a trial: positive, of both signs, or whole."""
   draw = random.Random(f"{trial}")
   env = {}
   for name in sorted(names):

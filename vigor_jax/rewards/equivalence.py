@@ -10,10 +10,26 @@ from vigor_jax.rewards import evaluate
 from vigor_jax.rewards.latex import Node
 
 _MIRROR = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
-_SCALARS = frozenset((
-    "num", "sym", "const", "add", "mul", "div", "pow", "neg", "func", "log",
-    "root", "fact", "binom", "percent", "degree", "base",
-))
+_SCALARS = frozenset(
+  (
+    "num",
+    "sym",
+    "const",
+    "add",
+    "mul",
+    "div",
+    "pow",
+    "neg",
+    "func",
+    "log",
+    "root",
+    "fact",
+    "binom",
+    "percent",
+    "degree",
+    "base",
+  )
+)
 
 
 def _expand_signs(node, sign: str):
@@ -31,7 +47,7 @@ def _expand_signs(node, sign: str):
 def _has(node, kind: str) -> bool:
   if isinstance(node, tuple):
     return bool(node) and (
-        node[0] == kind or any(_has(child, kind) for child in node)
+      node[0] == kind or any(_has(child, kind) for child in node)
     )
   return isinstance(node, list) and any(_has(child, kind) for child in node)
 
@@ -110,8 +126,9 @@ def _intervals(node: Node) -> tuple[str | None, list[tuple]] | None:
     if any(op not in ("<", "<=", ">", ">=") for op in ops):
       return None
     if ops[0] in (">", ">="):  # Turn it round: all signs point one way.
-      parts = [_MIRROR.get(p, p) if isinstance(p, str) else p
-               for p in reversed(parts)]
+      parts = [
+        _MIRROR.get(p, p) if isinstance(p, str) else p for p in reversed(parts)
+      ]
       ops = parts[1::2]
     if any(op not in ("<", "<=") for op in ops):
       return None
@@ -142,7 +159,7 @@ def _intervals(node: Node) -> tuple[str | None, list[tuple]] | None:
 
 
 def _reals_without(node: Node) -> tuple[str | None, list[tuple]] | None:
-  r"""The real line without finitely many points: \mathbb{R} \setminus \{0, 1\}."""
+  r"""The real line without some points: \mathbb{R} \setminus \{0, 1\}."""
   infinity = ("const", "inf")
   whole = _intervals(normal(node[1]))
   if whole is None or len(whole[1]) != 1:
@@ -162,8 +179,10 @@ def _reals_without(node: Node) -> tuple[str | None, list[tuple]] | None:
 def _same_intervals(a, b) -> bool:
   def alike(x, y):
     return (
-        x[1] == y[1] and x[3] == y[3]
-        and equality.same(x[0], y[0]) and equality.same(x[2], y[2])
+      x[1] == y[1]
+      and x[3] == y[3]
+      and equality.same(x[0], y[0])
+      and equality.same(x[2], y[2])
     )
 
   names = {a[0], b[0]} - {None}
@@ -234,8 +253,8 @@ def _difference(relation: Node) -> Node:
 def _same_relation(a: Node, b: Node) -> bool:
   if len(a[1]) != 3 or len(b[1]) != 3:
     return len(a[1]) == len(b[1]) and all(
-        x == y if isinstance(x, str) else equivalent(x, y)
-        for x, y in zip(a[1], b[1])
+      x == y if isinstance(x, str) else equivalent(x, y)
+      for x, y in zip(a[1], b[1])
     )
   op_a, op_b = a[1][1], b[1][1]
   sides = (a[1][0], a[1][2], b[1][0], b[1][2])
@@ -256,7 +275,7 @@ def _is_label(node: Node) -> bool:
     return True
   if node[0] == "mul":
     return _is_label(node[1]) and (
-        node[2][0] in ("tuple", "num") or _is_label(node[2])
+      node[2][0] in ("tuple", "num") or _is_label(node[2])
     )
   return node[0] == "func" and bool(evaluate.free_symbols(node[2]))
 
@@ -334,7 +353,7 @@ def equivalent(a: Node, b: Node) -> bool:
     return len(a[1]) == len(b[1]) and all(map(_same_order, a[1], b[1]))
   if kinds <= {"tuple", "list", "matrix"}:
     first, second = _sequence(a), _sequence(b)
-    return first is not None and second is not None and (
-        _same_order(first, second)
+    return (
+      first is not None and second is not None and (_same_order(first, second))
     )
   return False

@@ -152,11 +152,21 @@ def exact(node: Node) -> Fraction:
 
 
 _NUMERIC = {
-    "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan,
-    "cot": mpmath.cot, "sec": mpmath.sec, "csc": mpmath.csc,
-    "arcsin": mpmath.asin, "arccos": mpmath.acos, "arctan": mpmath.atan,
-    "sinh": mpmath.sinh, "cosh": mpmath.cosh, "tanh": mpmath.tanh,
-    "ln": mpmath.log, "exp": mpmath.exp, "abs": mpmath.fabs,
+  "sin": mpmath.sin,
+  "cos": mpmath.cos,
+  "tan": mpmath.tan,
+  "cot": mpmath.cot,
+  "sec": mpmath.sec,
+  "csc": mpmath.csc,
+  "arcsin": mpmath.asin,
+  "arccos": mpmath.acos,
+  "arctan": mpmath.atan,
+  "sinh": mpmath.sinh,
+  "cosh": mpmath.cosh,
+  "tanh": mpmath.tanh,
+  "ln": mpmath.log,
+  "exp": mpmath.exp,
+  "abs": mpmath.fabs,
 }
 _PERIODIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 
@@ -279,7 +289,10 @@ def _numeric_function(node: Node, env):
     result = _NUMERIC[name](value)
   except (ValueError, ZeroDivisionError) as error:
     raise Undefined(f"{name} has a pole") from error
-  if name in ("tan", "cot", "sec", "csc") and _magnitude(result) > mpmath.mp.prec // 2:
+  if (
+    name in ("tan", "cot", "sec", "csc")
+    and _magnitude(result) > mpmath.mp.prec // 2
+  ):
     raise Undefined(f"{name} has a pole")
   return result
 

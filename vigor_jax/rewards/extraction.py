@@ -16,32 +16,35 @@ from vigor_jax.rewards.latex_clean import strip_marks
 # A statement is read this far, and a last line this far from its end.
 _MAX_STATEMENT = 2_000
 _CONNECTOR = re.compile(
-    r"(?:[\s$,;&.]|\\[()\[\],;:! ]|\\q?quad|\band\b|\bor\b|\\text\s*\{\s*(?:and|or)"
-    r"\s*,?\s*\}|(?<![A-Za-z])[A-Za-z]\s*=|及|和|或)*",
-    re.I,
+  r"(?:[\s$,;&.]|\\[()\[\],;:! ]|\\q?quad|\band\b|\bor\b|\\text\s*\{\s*(?:and|or)"
+  r"\s*,?\s*\}|(?<![A-Za-z])[A-Za-z]\s*=|及|和|或)*",
+  re.I,
 )
 _LABEL = re.compile(
-    r"(?:final\s+|correct\s+)?answers?(?:\s+to\s+[^.:\n]{1,80})?[*_`\s]*"
-    r"(?::|=|\bis\b|\bare\b)(?:\s*[:=])?[*_`\s]*",
-    re.I,
+  r"(?:final\s+|correct\s+)?answers?(?:\s+to\s+[^.:\n]{1,80})?[*_`\s]*"
+  r"(?::|=|\bis\b|\bare\b)(?:\s*[:=])?[*_`\s]*",
+  re.I,
 )
 _HASHES = re.compile(r"####[ \t]*([^\n]+)")
 _SENTENCE_END = re.compile(r"[.!?](?=\s|\Z)|\n\s*\n|。")
-_MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]",
-                   re.S)
+_MATH = re.compile(
+  r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S
+)
 _CUT = re.compile(
-    r",?\s+(?:because|since|which|as\s+we|where|so|for|when|in\s+total)\b", re.I
+  r",?\s+(?:because|since|which|as\s+we|where|so|for|when|in\s+total)\b", re.I
 )
 _NUMBER = (
-    r"[-+−]?\s*[$€£]?\s*(?:[0-9]+ +[0-9]+\s*/\s*[0-9]+"
-    r"|[0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,4})?(?:\s*/\s*[0-9]+)?"
-    r"|\.[0-9]+)(?![0-9A-Za-z_/])\s*(?:\\?%)?"
+  r"[-+−]?\s*[$€£]?\s*(?:[0-9]+ +[0-9]+\s*/\s*[0-9]+"
+  r"|[0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,4})?(?:\s*/\s*[0-9]+)?"
+  r"|\.[0-9]+)(?![0-9A-Za-z_/])\s*(?:\\?%)?"
 )
 _LEADING_NUMBER = re.compile(_NUMBER)
 _AFTER_VERB = re.compile(
-    r"(?:=|\bis\b|\bare\b|\bequals\b|\bgives\b|\bget\b|:|≈)\s*(" + _NUMBER + ")"
+  r"(?:=|\bis\b|\bare\b|\bequals\b|\bgives\b|\bget\b|:|≈)\s*(" + _NUMBER + ")"
 )
-_LAST_NUMBER = re.compile(r"(?:\A|(?<=[\s=($*:]))(" + _NUMBER + r")[\s.*$)!]*\Z")
+_LAST_NUMBER = re.compile(
+  r"(?:\A|(?<=[\s=($*:]))(" + _NUMBER + r")[\s.*$)!]*\Z"
+)
 
 
 def _boxed(text: str) -> str | None:
@@ -83,7 +86,9 @@ def _math_segments(text: str) -> list[tuple[int, int, str]]:
 def _statement(text: str) -> str | None:
   """The answer within "the answer is <text>", up to the end of its sentence."""
   text = text[: 4 * _MAX_STATEMENT].lstrip()[:_MAX_STATEMENT]
-  line = text.split("\n", 1)[0] if text.split("\n", 1)[0].strip(" *_$`") else text
+  line = (
+    text.split("\n", 1)[0] if text.split("\n", 1)[0].strip(" *_$`") else text
+  )
   end = _SENTENCE_END.search(line)
   sentence = strip_marks(line[: end.start()] if end else line)
   if not sentence:
@@ -141,16 +146,12 @@ def final_answer(completion: str) -> str | None:
     return found
   if answer_text.has_box(text):
     return None  # An empty or unclosed box: the answer was cut off.
-  hashes = None
-  for hashes in _HASHES.finditer(text):
-    pass
-  if hashes is not None:
-    return strip_marks(hashes[1]) or None
-  label = None
-  for label in _LABEL.finditer(text):
-    pass
-  if label is not None:
-    stated = _statement(text[label.end() :])
+  hashes = _HASHES.findall(text)
+  if hashes:
+    return strip_marks(hashes[-1]) or None
+  ends = [label.end() for label in _LABEL.finditer(text)]
+  if ends:
+    stated = _statement(text[ends[-1] :])
     if stated:
       return stated
   return _last_line(text)

@@ -17,16 +17,16 @@ from vigor_jax.rewards import units
 from vigor_jax.rewards.latex_clean import clean
 
 _SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
-_THOUSANDS = re.compile(
-    r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])"
-)
+_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _CHOICE = re.compile(
-    r"(?:option|choice|answer)?\s*[({\[]*\s*([A-J])\s*(?:[)}\].:]|(?=\s)|\Z)\s*"
+  r"(?:option|choice|answer)?\s*[({\[]*\s*([A-J])\s*(?:[)}\].:]|(?=\s)|\Z)\s*"
 )
-_CHOICES = re.compile(r"[\s(){}]*[A-J](?:[\s(){},;&]+[A-J])+[\s(){}]*|[A-H]{2,8}")
+_CHOICES = re.compile(
+  r"[\s(){}]*[A-J](?:[\s(){},;&]+[A-J])+[\s(){}]*|[A-H]{2,8}"
+)
 _WORDS = re.compile(r"[A-Za-z][A-Za-z '.,-]*")
 _APPROXIMATELY = re.compile(
-    r"\A\s*(?:\\approx|\\simeq|\\sim|≈|approximately|about|roughly|=)\s*", re.I
+  r"\A\s*(?:\\approx|\\simeq|\\sim|≈|approximately|about|roughly|=)\s*", re.I
 )
 _LEAD = re.compile(r"\A[A-Za-z][A-Za-z ,'-]*(?:\bis\b|\bare\b|:)\s*(?=\S)")
 _ASIDE = re.compile(r"\s*\(\s*[A-Za-z][A-Za-z ]{2,}\)\Z")
@@ -123,14 +123,14 @@ def _same_with_units(a, b) -> bool:
   if known_a[1] == known_b[1]:
     return equivalence.equivalent(node_a, node_b)
   scaled = [
-      ("mul", node, ("num", Fraction(known[1]), None))
-      for node, known in ((node_a, known_a), (node_b, known_b))
+    ("mul", node, ("num", Fraction(known[1]), None))
+    for node, known in ((node_a, known_a), (node_b, known_b))
   ]
   return equivalence.equivalent(*scaled)
 
 
 def quick(gold: str, text: str) -> bool | None:
-  """A verdict from the cleaned texts alone, or None when it takes arithmetic."""
+  """A verdict from the cleaned texts alone; None when it takes arithmetic."""
   if not gold or not text:
     return False
   if squeeze(gold) == squeeze(text):
@@ -201,7 +201,7 @@ def _second_opinion(gold: str, text: str) -> bool:
   parsed = []
   for answer in (gold, text):
     found = math_verify.parse(
-        f"\\boxed{{{answer}}}", config, parsing_timeout=None
+      f"\\boxed{{{answer}}}", config, parsing_timeout=None
     )
     # One string alone is what could not be parsed: comparing it as text was
     # done above.
@@ -209,8 +209,8 @@ def _second_opinion(gold: str, text: str) -> bool:
       return False
     parsed.append(found)
   return all(
-      math_verify.verify(a, b, timeout_seconds=None)
-      for a, b in (parsed, parsed[::-1])
+    math_verify.verify(a, b, timeout_seconds=None)
+    for a, b in (parsed, parsed[::-1])
   )
 
 
@@ -220,9 +220,7 @@ def readable(text: str) -> bool:
   A choice, words, or a text of the grammar; anything else is still compared as
   text and by math-verify.
   """
-  return bool(
-      _choice(text) or _words(text) is not None or _parse_all(text)[0]
-  )
+  return bool(_choice(text) or _words(text) is not None or _parse_all(text)[0])
 
 
 def cleaned(gold: str, text: str) -> tuple[str, str]:

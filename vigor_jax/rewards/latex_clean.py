@@ -10,24 +10,88 @@ import re
 import unicodedata
 
 _CHARACTERS = {
-    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "－": "-",
-    "＋": "+", "×": "*", "✕": "*", "·": "*", "⋅": "*", "∙": "*", "∗": "*",
-    "÷": "/", "∕": "/", "⁄": "/", "／": "/", "√": "\\sqrt ", "π": "\\pi ",
-    "∞": "\\infty ", "≤": "<=", "⩽": "<=", "≥": ">=", "⩾": ">=", "≠": "!=",
-    "±": "±", "∪": "\\cup ", "∈": "\\in ", "°": "\\degree ", "º": "\\degree ",
-    "∅": "\\emptyset ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ",
-    "γ": "\\gamma ", "δ": "\\delta ", "λ": "\\lambda ", "μ": "\\mu ",
-    "φ": "\\phi ", "ω": "\\omega ", "σ": "\\sigma ", "（": "(", "）": ")",
-    "，": ",", "、": ",", "；": ";", "：": ":", "＝": "=", "％": "%",
-    "．": ".", "。": ".", "⟨": "(", "⟩": ")", "⌊": "\\lfloor ",
-    "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "∨": " or ",
-    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "", "\ufeff": "",
-    "\u2062": "*", "′": "'", "’": "'",
-    "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}",
-    "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "⅕": "\\frac{1}{5}",
-    "⅖": "\\frac{2}{5}", "⅗": "\\frac{3}{5}", "⅘": "\\frac{4}{5}",
-    "⅙": "\\frac{1}{6}", "⅚": "\\frac{5}{6}", "⅛": "\\frac{1}{8}",
-    "⅜": "\\frac{3}{8}", "⅝": "\\frac{5}{8}", "⅞": "\\frac{7}{8}",
+  "−": "-",
+  "–": "-",
+  "—": "-",
+  "‐": "-",
+  "‑": "-",
+  "﹣": "-",
+  "－": "-",
+  "＋": "+",
+  "×": "*",
+  "✕": "*",
+  "·": "*",
+  "⋅": "*",
+  "∙": "*",
+  "∗": "*",
+  "÷": "/",
+  "∕": "/",
+  "⁄": "/",
+  "／": "/",
+  "√": "\\sqrt ",
+  "π": "\\pi ",
+  "∞": "\\infty ",
+  "≤": "<=",
+  "⩽": "<=",
+  "≥": ">=",
+  "⩾": ">=",
+  "≠": "!=",
+  "±": "±",
+  "∪": "\\cup ",
+  "∈": "\\in ",
+  "°": "\\degree ",
+  "º": "\\degree ",
+  "∅": "\\emptyset ",
+  "θ": "\\theta ",
+  "α": "\\alpha ",
+  "β": "\\beta ",
+  "γ": "\\gamma ",
+  "δ": "\\delta ",
+  "λ": "\\lambda ",
+  "μ": "\\mu ",
+  "φ": "\\phi ",
+  "ω": "\\omega ",
+  "σ": "\\sigma ",
+  "（": "(",
+  "）": ")",
+  "，": ",",
+  "、": ",",
+  "；": ";",
+  "：": ":",
+  "＝": "=",
+  "％": "%",
+  "．": ".",
+  "。": ".",
+  "⟨": "(",
+  "⟩": ")",
+  "⌊": "\\lfloor ",
+  "⌋": "\\rfloor ",
+  "⌈": "\\lceil ",
+  "⌉": "\\rceil ",
+  "∨": " or ",
+  "\u00a0": " ",
+  "\u2009": " ",
+  "\u202f": " ",
+  "\u200b": "",
+  "\ufeff": "",
+  "\u2062": "*",
+  "′": "'",
+  "’": "'",
+  "½": "\\frac{1}{2}",
+  "⅓": "\\frac{1}{3}",
+  "⅔": "\\frac{2}{3}",
+  "¼": "\\frac{1}{4}",
+  "¾": "\\frac{3}{4}",
+  "⅕": "\\frac{1}{5}",
+  "⅖": "\\frac{2}{5}",
+  "⅗": "\\frac{3}{5}",
+  "⅘": "\\frac{4}{5}",
+  "⅙": "\\frac{1}{6}",
+  "⅚": "\\frac{5}{6}",
+  "⅛": "\\frac{1}{8}",
+  "⅜": "\\frac{3}{8}",
+  "⅝": "\\frac{5}{8}",
+  "⅞": "\\frac{7}{8}",
 }
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 _SUPERSCRIPT_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
@@ -36,65 +100,71 @@ _SUBSCRIPT_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 
 # Commands that only lay out; a following letter would make another command.
 _LAYOUT = re.compile(
-    r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|big|Big|bigg"
-    r"|Bigg|middle|displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it"
-    r"|cal|hline)(?![A-Za-z])\.?"
+  r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|big|Big|bigg"
+  r"|Bigg|middle|displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it"
+  r"|cal|hline)(?![A-Za-z])\.?"
 )
-_GAPS = re.compile(r"\\(?:[,;:! ]|quad(?![A-Za-z])|qquad(?![A-Za-z])"
-                   r"|enspace(?![A-Za-z])|thinspace(?![A-Za-z])"
-                   r"|hspace\*?\{[^{}]*\}|phantom\{[^{}]*\})|~")
+_GAPS = re.compile(
+  r"\\(?:[,;:! ]|quad(?![A-Za-z])|qquad(?![A-Za-z])"
+  r"|enspace(?![A-Za-z])|thinspace(?![A-Za-z])"
+  r"|hspace\*?\{[^{}]*\}|phantom\{[^{}]*\})|~"
+)
 _STYLE = re.compile(
-    r"\\(?:mathrm|mathbf|mathit|mathsf|mathtt|mathnormal|boldsymbol|bm|pmb"
-    r"|operatorname\*?|vec|overline|bar|hat|overrightarrow|mathbb|mathcal"
-    r"|underline)\s*(?=\{)"
+  r"\\(?:mathrm|mathbf|mathit|mathsf|mathtt|mathnormal|boldsymbol|bm|pmb"
+  r"|operatorname\*?|vec|overline|bar|hat|overrightarrow|mathbb|mathcal"
+  r"|underline)\s*(?=\{)"
 )
 _TEXT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mbox|hbox|emph)"
-    r"\s*\{([^{}]*)\}"
+  r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mbox|hbox|emph)"
+  r"\s*\{([^{}]*)\}"
 )
 _COMMANDS = (
-    (re.compile(r"\\(?:[dtcs]|nice)frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
-    (re.compile(r"\\(?:cdot|times|ast|star)(?![A-Za-z])"), "*"),
-    (re.compile(r"\\div(?![A-Za-z])|\\slash(?![A-Za-z])"), "/"),
-    (re.compile(r"\\(?:leq|leqslant|le)(?![A-Za-z])"), "<="),
-    (re.compile(r"\\(?:geq|geqslant|ge)(?![A-Za-z])"), ">="),
-    (re.compile(r"\\lt(?![A-Za-z])"), "<"),
-    (re.compile(r"\\gt(?![A-Za-z])"), ">"),
-    (re.compile(r"\\(?:neq|ne)(?![A-Za-z])"), "!="),
-    (re.compile(r"\\(?:pm|mp)(?![A-Za-z])"), "±"),
-    (re.compile(r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])"), "|"),
-    (re.compile(r"\\(?:lVert|rVert|Vert)(?![A-Za-z])"), r"\\|"),
-    (re.compile(r"\\(?:lbrace)(?![A-Za-z])"), r"\\{"),
-    (re.compile(r"\\(?:rbrace)(?![A-Za-z])"), r"\\}"),
-    (re.compile(r"\\(?:lbrack)(?![A-Za-z])"), "["),
-    (re.compile(r"\\(?:rbrack)(?![A-Za-z])"), "]"),
-    (re.compile(r"\\(?:langle)(?![A-Za-z])"), "("),
-    (re.compile(r"\\(?:rangle)(?![A-Za-z])"), ")"),
-    (re.compile(r"\\(?:lor|vee)(?![A-Za-z])"), " or "),
-    (re.compile(r"\\(?:land|wedge)(?![A-Za-z])"), " and "),
-    (re.compile(r"\\colon(?![A-Za-z])"), ":"),
-    (re.compile(r"\\prime(?![A-Za-z])"), "'"),
-    (re.compile(r"\\%"), "%"),
-    (re.compile(r"\\\$|[$€£¥]|\\(?:pounds|euro)(?![A-Za-z])"), " "),
-    (re.compile(r"\\[()\[\]](?:\[[0-9.]+(?:pt|em|ex)\])?"), " "),
-    (re.compile(r"\\#"), "#"),
-    (re.compile(r"\*\*"), "^"),
+  (re.compile(r"\\(?:[dtcs]|nice)frac(?![A-Za-z])"), r"\\frac"),
+  (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
+  (re.compile(r"\\(?:cdot|times|ast|star)(?![A-Za-z])"), "*"),
+  (re.compile(r"\\div(?![A-Za-z])|\\slash(?![A-Za-z])"), "/"),
+  (re.compile(r"\\(?:leq|leqslant|le)(?![A-Za-z])"), "<="),
+  (re.compile(r"\\(?:geq|geqslant|ge)(?![A-Za-z])"), ">="),
+  (re.compile(r"\\lt(?![A-Za-z])"), "<"),
+  (re.compile(r"\\gt(?![A-Za-z])"), ">"),
+  (re.compile(r"\\(?:neq|ne)(?![A-Za-z])"), "!="),
+  (re.compile(r"\\(?:pm|mp)(?![A-Za-z])"), "±"),
+  (re.compile(r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])"), "|"),
+  (re.compile(r"\\(?:lVert|rVert|Vert)(?![A-Za-z])"), r"\\|"),
+  (re.compile(r"\\(?:lbrace)(?![A-Za-z])"), r"\\{"),
+  (re.compile(r"\\(?:rbrace)(?![A-Za-z])"), r"\\}"),
+  (re.compile(r"\\(?:lbrack)(?![A-Za-z])"), "["),
+  (re.compile(r"\\(?:rbrack)(?![A-Za-z])"), "]"),
+  (re.compile(r"\\(?:langle)(?![A-Za-z])"), "("),
+  (re.compile(r"\\(?:rangle)(?![A-Za-z])"), ")"),
+  (re.compile(r"\\(?:lor|vee)(?![A-Za-z])"), " or "),
+  (re.compile(r"\\(?:land|wedge)(?![A-Za-z])"), " and "),
+  (re.compile(r"\\colon(?![A-Za-z])"), ":"),
+  (re.compile(r"\\prime(?![A-Za-z])"), "'"),
+  (re.compile(r"\\%"), "%"),
+  (re.compile(r"\\\$|[$€£¥]|\\(?:pounds|euro)(?![A-Za-z])"), " "),
+  (re.compile(r"\\[()\[\]](?:\[[0-9.]+(?:pt|em|ex)\])?"), " "),
+  (re.compile(r"\\#"), "#"),
+  (re.compile(r"\*\*"), "^"),
 )
 _ROOT_SIGN = re.compile(r"√\s*([0-9]+(?:\.[0-9]+)?)")
 _PRIME = re.compile(r"\^\{?\s*('+)\s*\}?")
-_THOUSANDS_MARK = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|\\!,)(?=[0-9]{3}(?![0-9]))")
+_THOUSANDS_MARK = re.compile(
+  r"(?<=[0-9])(?:\{,\}|\\,|\\!,)(?=[0-9]{3}(?![0-9]))"
+)
 _THOUSANDS_GAP = re.compile(
-    r"(?<![0-9.,/^])[0-9]{1,3}(?: [0-9]{3})+(?![0-9]|\s*/)"
+  r"(?<![0-9.,/^])[0-9]{1,3}(?: [0-9]{3})+(?![0-9]|\s*/)"
 )
 _DEGREES = re.compile(r"\s*(?<=[0-9}\s])degrees?\b", re.I)
 _TEMPERATURE = re.compile(
-    r"(?:\\degree|\^\s*\\circ|\^\s*\{\s*\\circ\s*\})[\s{]*([CF])\b\s*\}?"
+  r"(?:\\degree|\^\s*\\circ|\^\s*\{\s*\\circ\s*\})[\s{]*([CF])\b\s*\}?"
 )
 _REPEATING = re.compile(
-    r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{([0-9]{1,30})\}"
+  r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{([0-9]{1,30})\}"
 )
-_CONNECT_AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])|&(?=\s*\\text)", re.I)
+_CONNECT_AND = re.compile(
+  r"(?<![A-Za-z\\])and(?![A-Za-z])|&(?=\s*\\text)", re.I
+)
 _CONNECT_OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])", re.I)
 
 
@@ -126,10 +196,10 @@ def clean(text: str) -> str:
   """Rewrites an answer into the spelling that `latex.parse` reads."""
   if not text.isascii():
     text = _SUPERSCRIPT_RUN.sub(
-        lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text
+      lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text
     )
     text = _SUBSCRIPT_RUN.sub(
-        lambda m: "_{" + m[0].translate(_SUBSCRIPTS) + "}", text
+      lambda m: "_{" + m[0].translate(_SUBSCRIPTS) + "}", text
     )
     text = _ROOT_SIGN.sub(r"\\sqrt{\1}", text)
     text = _characters(text)
@@ -144,7 +214,7 @@ def clean(text: str) -> str:
   text = _TEXT.sub(r" \1 ", text)
   text = _REPEATING.sub(_repeating, text)
   text = _TEMPERATURE.sub(
-      lambda m: " celsius" if m[1] == "C" else " fahrenheit", text
+    lambda m: " celsius" if m[1] == "C" else " fahrenheit", text
   )
   text = _STYLE.sub("", text)
   text = _PRIME.sub(r"\1", text)
@@ -160,7 +230,7 @@ def strip_marks(text: str) -> str:
   """Without the quotes, bold stars, dollars and full stops round an answer."""
   while True:
     before = text
-    text = text.strip().strip("`\"“”").strip()
+    text = text.strip().strip('`"“”').strip()
     text = re.sub(r"\A\*\*(?!\s*\*\*)|\*\*\Z|\A__|__\Z", "", text)
     if len(text) > 1 and text[0] == text[-1] == "*":
       text = text[1:-1]

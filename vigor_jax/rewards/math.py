@@ -71,9 +71,13 @@ def verify(completion: str, answer: str, **metadata) -> float:
   known = judge.quick(*pair)
   if known is not None:
     return float(known)
-  outcome = pool.shared().submit(
+  outcome = (
+    pool.shared()
+    .submit(
       verify, "vigor_jax.rewards.math:verify", completion, answer, metadata
-  ).result()
+    )
+    .result()
+  )
   if outcome.reason != "wall":
     _cache.put(key, outcome.verdict)
   return outcome.verdict

@@ -43,7 +43,7 @@ class Noise:
       raise ValueError(f"noise.sigma must be finite, >= 0, got {self.sigma!r}")
 
   def apply(
-      self, verdicts: np.ndarray, positions: np.ndarray, samples: np.ndarray
+    self, verdicts: np.ndarray, positions: np.ndarray, samples: np.ndarray
   ) -> np.ndarray:
     """Returns noisy verdicts.
 
@@ -62,15 +62,15 @@ class Noise:
     positions, samples = np.asarray(positions), np.asarray(samples)
     if not verdicts.shape == positions.shape == samples.shape:
       raise ValueError(
-          f"{verdicts.shape=}, {positions.shape=} and {samples.shape=} differ"
+        f"{verdicts.shape=}, {positions.shape=} and {samples.shape=} differ"
       )
     out = np.empty(verdicts.shape, np.float32)
     for i, verdict in enumerate(verdicts):
       draw = np.random.Generator(
-          np.random.Philox(
-              key=[int(self.seed) % 2**64, _STREAM],
-              counter=[0, 0, int(positions[i]), int(samples[i])],
-          )
+        np.random.Philox(
+          key=[int(self.seed) % 2**64, _STREAM],
+          counter=[0, 0, int(positions[i]), int(samples[i])],
+        )
       )
       rate = self.flip_right if verdict >= 0.5 else self.flip_wrong
       value = 1.0 - verdict if draw.random() < rate else verdict

@@ -17,10 +17,11 @@ from typing import Any
 TOLERANCE = 1e-6
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 _NUMBER = re.compile(
-    r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?\Z"
+  r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?\Z"
 )
-_CONTEXT = decimal.Context(prec=60, Emax=decimal.MAX_EMAX,
-                           Emin=decimal.MIN_EMIN, traps=[])
+_CONTEXT = decimal.Context(
+  prec=60, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, traps=[]
+)
 
 
 def _close(expected: str, got: str) -> bool:
@@ -73,20 +74,24 @@ def same_value(expected: Any, got: Any) -> bool:
   list, and keys of a dict are compared as the strings that JSON has.
   """
   if isinstance(expected, bool) or isinstance(got, bool):
-    return isinstance(got, (bool, int)) and isinstance(
-        expected, (bool, int)
-    ) and expected == got
+    return (
+      isinstance(got, (bool, int))
+      and isinstance(expected, (bool, int))
+      and expected == got
+    )
   if isinstance(expected, float):
     if not isinstance(got, (int, float)):
       return False
     if not math.isfinite(expected):
       return isinstance(got, float) and (
-          expected == got or (math.isnan(expected) and math.isnan(got))
+        expected == got or (math.isnan(expected) and math.isnan(got))
       )
     if isinstance(got, float) and not math.isfinite(got):
       return False
-    return _close(repr(expected), repr(got)) if abs(got) < 1e300 else (
-        expected == got
+    return (
+      _close(repr(expected), repr(got))
+      if abs(got) < 1e300
+      else (expected == got)
     )
   if isinstance(expected, int):
     return isinstance(got, (int, float)) and expected == got
@@ -94,8 +99,9 @@ def same_value(expected: Any, got: Any) -> bool:
     return type(expected) is type(got) and expected == got
   if isinstance(expected, list):
     return (
-        isinstance(got, list) and len(expected) == len(got)
-        and all(map(same_value, expected, got))
+      isinstance(got, list)
+      and len(expected) == len(got)
+      and all(map(same_value, expected, got))
     )
   if isinstance(expected, dict):
     if not (isinstance(got, dict) and list(got) == ["dict"]):
@@ -107,7 +113,7 @@ def same_value(expected: Any, got: Any) -> bool:
         return False
       found[name] = value
     return found.keys() == expected.keys() and all(
-        same_value(value, found[key]) for key, value in expected.items()
+      same_value(value, found[key]) for key, value in expected.items()
     )
   return False
 

@@ -34,13 +34,13 @@ DEFAULT_TIME_LIMIT = 300.0
 _START_LIMIT = 300.0
 
 _START = (
-    "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a[2];"
-    " from vigor_jax.rewards import worker; worker.main(*a)"
+  "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a[2];"
+  " from vigor_jax.rewards import worker; worker.main(*a)"
 )
 
 
 class Outcome(NamedTuple):
-  """One judging: the verdict, and why it ended ("verdict", "cpu", "wall", ...)."""
+  """A verdict, and why the judging ended: "verdict", "cpu", "wall", "memory"."""
 
   verdict: float
   reason: str
@@ -68,11 +68,11 @@ class _Worker:
     arguments = json.dumps([child_in, child_out, sys.path])
     try:
       self._process = subprocess.Popen(
-          [sys.executable, "-c", _START, arguments],
-          stdin=subprocess.DEVNULL,
-          pass_fds=(child_in, child_out),
-          env=env,
-          start_new_session=True,  # Ctrl-C is the trainer's to handle.
+        [sys.executable, "-c", _START, arguments],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(child_in, child_out),
+        env=env,
+        start_new_session=True,  # Ctrl-C is the trainer's to handle.
       )
     except BaseException:
       os.close(self._requests_fd)
@@ -136,8 +136,8 @@ class Pool:
     self._live: set[_Worker] = set()
     self._closed = False
     self._threads = [
-        threading.Thread(target=self._serve, name=f"reward-{i}", daemon=True)
-        for i in range(workers)
+      threading.Thread(target=self._serve, name=f"reward-{i}", daemon=True)
+      for i in range(workers)
     ]
     for thread in self._threads:
       thread.start()
@@ -150,14 +150,14 @@ class Pool:
       return [w.pid for w in self._live]
 
   def submit(
-      self, fn, name: str, completion: str, answer: str, kwargs, index: int = 0
+    self, fn, name: str, completion: str, answer: str, kwargs, index: int = 0
   ) -> futures.Future:
     """A future of `Outcome`; its error is a RewardError."""
     if self._closed:
       raise RewardError("the reward pool is closed")
     future: futures.Future = futures.Future()
     self._queue.put(
-        _Job(fn, name, completion, answer, dict(kwargs), index, future)
+      _Job(fn, name, completion, answer, dict(kwargs), index, future)
     )
     return future
 
@@ -181,8 +181,8 @@ class Pool:
         job = self._queue.get_nowait()
       except queue.Empty:
         break
-      if job is not None:
-        job.future.cancel()
+      if job is not None and job.future.set_running_or_notify_cancel():
+        job.future.set_exception(RewardError("the reward pool is closed"))
 
   def __enter__(self) -> Pool:
     return self
@@ -227,8 +227,15 @@ class Pool:
     stated = hasattr(fn, "time_limit")
     wall = None if cpu is None else (2 * cpu + 1 if stated else cpu)
     message = (
-        "judge", fn, job.name, job.completion, job.answer, job.kwargs,
-        job.index, cpu if stated else None, getattr(fn, "memory_limit", None),
+      "judge",
+      fn,
+      job.name,
+      job.completion,
+      job.answer,
+      job.kwargs,
+      job.index,
+      cpu if stated else None,
+      getattr(fn, "memory_limit", None),
     )
     what = f"reward {job.name} for completion {job.index}"
     exits = []
@@ -254,14 +261,14 @@ class Pool:
         if verdict is not None:
           return Outcome(float(verdict), reason)
         raise RewardError(
-            f"{what} hit its {reason} limit ({shorten(job.completion)}); a"
-            " reward that may run long states time_limit and timeout_verdict"
+          f"{what} hit its {reason} limit ({shorten(job.completion)}); a"
+          " reward that may run long states time_limit and timeout_verdict"
         )
       exits.append(value)
       time.sleep(0.05 * 4**attempt)  # Memory pressure passes, give it time.
     raise RewardError(
-        f"{what}: {ATTEMPTS} worker processes died (exit statuses {exits})"
-        f" while judging {shorten(job.completion)}"
+      f"{what}: {ATTEMPTS} worker processes died (exit statuses {exits})"
+      f" while judging {shorten(job.completion)}"
     )
 
 
@@ -269,15 +276,15 @@ def picklable(fn: Callable[..., float], name: str) -> None:
   """Raises RewardError unless a fresh process can import `fn`."""
   if getattr(fn, "__module__", None) == "__main__":
     raise RewardError(
-        f"reward {name} is defined in the main script, which worker processes"
-        " do not run: move it to a module, or set its attribute cheap = True"
+      f"reward {name} is defined in the main script, which worker processes"
+      " do not run: move it to a module, or set its attribute cheap = True"
     )
   try:
     pickle.dumps(fn)
   except Exception as error:
     raise RewardError(
-        f"reward {name} cannot be sent to a worker process ({error}): make it"
-        " a module-level function, or set its attribute cheap = True"
+      f"reward {name} cannot be sent to a worker process ({error}): make it"
+      " a module-level function, or set its attribute cheap = True"
     ) from error
 
 

@@ -15,13 +15,15 @@ from vigor_jax.rewards.verdict import RewardError
 
 # Short names; any other reward is "module:function".
 ALIASES = {
-    "exact": "vigor_jax.rewards.exact:verify",
-    "countdown": "vigor_jax.rewards.countdown:verify",
-    "math": "vigor_jax.rewards.math:verify",
-    "code": "vigor_jax.rewards.code:run_tests",
+  "exact": "vigor_jax.rewards.exact:verify",
+  "countdown": "vigor_jax.rewards.countdown:verify",
+  "math": "vigor_jax.rewards.math:verify",
+  "code": "vigor_jax.rewards.code:run_tests",
 }
 
-_TERM = re.compile(r"^(?P<weight>\d*\.?\d+(?:[eE][+-]?\d+)?)\s*\*\s*(?P<name>.+)$")
+_TERM = re.compile(
+  r"^(?P<weight>\d*\.?\d+(?:[eE][+-]?\d+)?)\s*\*\s*(?P<name>.+)$"
+)
 
 
 def _nearest(name: str, names) -> str:
@@ -30,7 +32,7 @@ def _nearest(name: str, names) -> str:
 
 
 def reward_name(fn: Callable[..., Any]) -> str:
-  """"module:function" of a reward function, as a config would write it."""
+  """ "module:function" of a reward function, as a config would write it."""
   named = getattr(fn, "reward_name", None)
   if named:
     return named
@@ -43,8 +45,8 @@ def _resolve_one(name: str) -> Callable[..., float]:
   if ":" not in target:
     known = ", ".join(sorted(ALIASES))
     raise RewardError(
-        f"reward.name {name!r} is neither 'module:function' nor one of {known}"
-        f"{_nearest(name, ALIASES)}"
+      f"reward.name {name!r} is neither 'module:function' nor one of {known}"
+      f"{_nearest(name, ALIASES)}"
     )
   module_name, _, function_name = target.partition(":")
   try:
@@ -53,27 +55,27 @@ def _resolve_one(name: str) -> Callable[..., float]:
     # A module that exists and itself misses an import is another fault.
     if error.name and not (module_name + ".").startswith(error.name + "."):
       raise RewardError(
-          f"reward {name!r}: importing {module_name!r} failed: {error}"
+        f"reward {name!r}: importing {module_name!r} failed: {error}"
       ) from error
     hint = _nearest(target, ALIASES.values())
     raise RewardError(
-        f"reward {name!r}: no module named {error.name!r}{hint}"
+      f"reward {name!r}: no module named {error.name!r}{hint}"
     ) from error
   except ValueError as error:
     raise RewardError(
-        f"reward {name!r}: {module_name!r} is not a module name ({error})"
+      f"reward {name!r}: {module_name!r} is not a module name ({error})"
     ) from error
   fn = module
   for part in function_name.split("."):
     if not part or not hasattr(fn, part):
       functions = [
-          key
-          for key, value in vars(module).items()
-          if callable(value) and not key.startswith("_")
+        key
+        for key, value in vars(module).items()
+        if callable(value) and not key.startswith("_")
       ]
       raise RewardError(
-          f"reward {name!r}: module {module_name!r} has no function"
-          f" {function_name!r}{_nearest(function_name, functions)}"
+        f"reward {name!r}: module {module_name!r} has no function"
+        f" {function_name!r}{_nearest(function_name, functions)}"
       )
     fn = getattr(fn, part)
   check_signature(fn, name)
@@ -93,13 +95,13 @@ def check_signature(fn: Callable[..., Any], name: str) -> None:
     signature.bind("", "")
   except TypeError as error:
     raise RewardError(
-        f"reward {name!r} has the signature {signature}, a reward is {wanted}"
+      f"reward {name!r} has the signature {signature}, a reward is {wanted}"
     ) from error
   kinds = [p.kind for p in signature.parameters.values()]
   if inspect.Parameter.VAR_KEYWORD not in kinds:
     raise RewardError(
-        f"reward {name!r} has the signature {signature} and cannot take the"
-        f" task's metadata: add **metadata, a reward is {wanted}"
+      f"reward {name!r} has the signature {signature} and cannot take the"
+      f" task's metadata: add **metadata, a reward is {wanted}"
     )
 
 
@@ -128,8 +130,8 @@ def resolve(name: str | Callable[..., float]) -> Callable[..., float]:
     match = _TERM.match(term.strip())
     if not match:
       raise RewardError(
-          f"reward.name {name!r}: the term {term.strip()!r} is not"
-          " 'weight*reward'"
+        f"reward.name {name!r}: the term {term.strip()!r} is not"
+        " 'weight*reward'"
       )
     fn = _resolve_one(match["name"].strip())
     parts.append((fn, float(match["weight"])))

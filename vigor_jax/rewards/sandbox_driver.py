@@ -41,7 +41,12 @@ def _make_encoder():
   quote = json.encoder.c_encode_basestring_ascii
   fail = _Unencodable
   t_int, t_float, t_str, t_list, t_tuple, t_dict = (
-      int, float, str, list, tuple, dict
+    int,
+    float,
+    str,
+    list,
+    tuple,
+    dict,
   )
   type_of, get_mro = type, type.__dict__["__mro__"].__get__
   int_text, float_text = int.__repr__, float.__repr__
@@ -76,8 +81,8 @@ def _make_encoder():
       return "[" + join(parts) + "]"
     if t_dict in bases:
       parts = [
-          "[" + encode(k, depth + 1) + "," + encode(v, depth + 1) + "]"
-          for k, v in items_of(value)
+        "[" + encode(k, depth + 1) + "," + encode(v, depth + 1) + "]"
+        for k, v in items_of(value)
       ]
       return '{"dict":[' + join(parts) + "]}"
     name = type_of(value).__module__ + "." + type_of(value).__qualname__
@@ -128,17 +133,22 @@ def _confine(limits):
 def _standard_streams():
   """Text streams as an interpreter has them when it starts in UTF-8."""
   sys.stdin = io.TextIOWrapper(
-      io.BufferedReader(io.FileIO(0, "r")), "utf-8", newline=None
+    io.BufferedReader(io.FileIO(0, "r")), "utf-8", newline=None
   )
   sys.stdout = io.TextIOWrapper(
-      io.BufferedWriter(io.FileIO(1, "w")), "utf-8", newline="\n"
+    io.BufferedWriter(io.FileIO(1, "w")), "utf-8", newline="\n"
   )
   sys.stderr = io.TextIOWrapper(
-      io.BufferedWriter(io.FileIO(2, "w")), "utf-8", "backslashreplace",
-      newline="\n", line_buffering=True,
+    io.BufferedWriter(io.FileIO(2, "w")),
+    "utf-8",
+    "backslashreplace",
+    newline="\n",
+    line_buffering=True,
   )
   sys.__stdin__, sys.__stdout__, sys.__stderr__ = (
-      sys.stdin, sys.stdout, sys.stderr
+    sys.stdin,
+    sys.stdout,
+    sys.stderr,
   )
 
 
@@ -157,7 +167,7 @@ def _run_program(program, call, result_fd, encode):
     exec(code, module.__dict__)
     if call is not None:
       value = eval(
-          compile(call, "call", "eval", dont_inherit=True), module.__dict__
+        compile(call, "call", "eval", dont_inherit=True), module.__dict__
       )
       data = encode(value).encode("ascii")
       while data:
@@ -173,10 +183,12 @@ def _run_program(program, call, result_fd, encode):
   except BaseException:
     status = 1
     import traceback
+
     traceback.print_exc()
   # What an interpreter does at its end.
   try:
     import threading
+
     threading._shutdown()
     if "atexit" in sys.modules:
       sys.modules["atexit"]._run_exitfuncs()
@@ -299,7 +311,7 @@ class _Streams:
         return False
       buffer = self.data[i]
       room = self.caps[i] - len(buffer)
-      buffer += chunk[:max(0, room)]
+      buffer += chunk[: max(0, room)]
       if len(chunk) > room and i != 1:
         self.over = True
         return True
@@ -312,7 +324,7 @@ class _Streams:
 
 
 def _watch(pid, streams, limits, start):
-  """Waits for the test's process; returns (reason or None, wait status, cpu)."""
+  """Waits for a test; returns (limit hit or None, wait status, CPU seconds)."""
   poll = select.poll()
   for fd in streams.fds:
     poll.register(fd, select.POLLIN)
@@ -381,7 +393,7 @@ def _run_test(index, request, test, limits):
     _judge_fault(f"fork: {error}")
   if pid == 0:
     _child(
-        request, test, limits, stdin_fd, [w for _, w in streams.pipes], folder
+      request, test, limits, stdin_fd, [w for _, w in streams.pipes], folder
     )
   streams.close_writers()
   os.close(stdin_fd)
@@ -405,9 +417,12 @@ def _run_test(index, request, test, limits):
   if reason != "exit":  # What was cut off can never match.
     out, result = b"", b""
   header = {
-      "test": index, "reason": reason, "code": code, "cpu": round(cpu, 3),
-      "wall": round(time.monotonic() - start, 3),
-      "sizes": [len(out), len(result), len(err)],
+    "test": index,
+    "reason": reason,
+    "code": code,
+    "cpu": round(cpu, 3),
+    "wall": round(time.monotonic() - start, 3),
+    "sizes": [len(out), len(result), len(err)],
   }
   shutil.rmtree(folder, ignore_errors=True)
   frame = json.dumps(header).encode() + b"\n" + out + result + err
@@ -427,6 +442,7 @@ def main():
   # `exit` and `quit` come with `site`, which is not loaded.
   import _sitebuiltins
   import builtins
+
   builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")
   builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
   gc.collect()

@@ -26,7 +26,7 @@ class VerdictCache:
   def __init__(self, size: int = 1 << 16) -> None:
     self._size = size
     self._items: collections.OrderedDict[bytes, float] = (
-        collections.OrderedDict()
+      collections.OrderedDict()
     )
     self._lock = threading.Lock()
 
@@ -78,15 +78,15 @@ class Scorer:
   """
 
   def __init__(
-      self,
-      fn: str | Callable[..., float],
-      mode: str | None = None,
-      workers: int | None = None,
+    self,
+    fn: str | Callable[..., float],
+    mode: str | None = None,
+    workers: int | None = None,
   ) -> None:
     self.fn = resolve(fn)
     self.name = reward_name(self.fn)
     self._parts = (
-        self.fn.parts if isinstance(self.fn, Combined) else ((self.fn, 1.0),)
+      self.fn.parts if isinstance(self.fn, Combined) else ((self.fn, 1.0),)
     )
     self._kwargs = [self._mode_kwargs(part, mode) for part, _ in self._parts]
     if mode is not None and not any(self._kwargs):
@@ -107,8 +107,8 @@ class Scorer:
     modes = getattr(fn, "modes", None)
     if modes is not None and mode not in modes:
       raise RewardError(
-          f"reward.mode {mode!r} is not a mode of {reward_name(fn)}: one of"
-          f" {', '.join(modes)}"
+        f"reward.mode {mode!r} is not a mode of {reward_name(fn)}: one of"
+        f" {', '.join(modes)}"
       )
     return {"mode": mode}
 
@@ -123,10 +123,10 @@ class Scorer:
     return self._pool.pids if self._pool else []
 
   def submit(
-      self,
-      completions: Sequence[str],
-      answers: Sequence[str],
-      metadata: Sequence[dict[str, Any]] | None = None,
+    self,
+    completions: Sequence[str],
+    answers: Sequence[str],
+    metadata: Sequence[dict[str, Any]] | None = None,
   ) -> Handle:
     """Starts judging k completions.
 
@@ -142,25 +142,27 @@ class Scorer:
     metadata = [{}] * len(completions) if metadata is None else metadata
     if not len(completions) == len(answers) == len(metadata):
       raise RewardError(
-          f"reward {self.name}: {len(completions)} completions,"
-          f" {len(answers)} answers and {len(metadata)} metadata; their number"
-          " must agree"
+        f"reward {self.name}: {len(completions)} completions,"
+        f" {len(answers)} answers and {len(metadata)} metadata; their number"
+        " must agree"
       )
     for field, texts in (("completion", completions), ("answer", answers)):
       for i, text in enumerate(texts):
         if not isinstance(text, str):
           raise RewardError(
-              f"reward {self.name}: {field} {i} is {shorten(text)}, a"
-              f" {type(text).__name__}, not a string"
+            f"reward {self.name}: {field} {i} is {shorten(text)}, a"
+            f" {type(text).__name__}, not a string"
           )
     handle = Handle(completions, [], {})
     for i, (text, answer, extra) in enumerate(
-        zip(completions, answers, metadata)
+      zip(completions, answers, metadata)
     ):
-      handle.rows.append([
+      handle.rows.append(
+        [
           self._start(part, text, answer, extra, i, handle)
           for part in range(len(self._parts))
-      ])
+        ]
+      )
     return handle
 
   def _start(self, part, text, answer, extra, index, handle):
@@ -174,8 +176,8 @@ class Scorer:
         raise
       except Exception as error:
         raise RewardError(
-            f"reward {name} raised {type(error).__name__}: {error} for"
-            f" completion {index} {shorten(text)}\n{traceback.format_exc()}"
+          f"reward {name} raised {type(error).__name__}: {error} for"
+          f" completion {index} {shorten(text)}\n{traceback.format_exc()}"
         ) from error
       return check_verdict(value, name, text, index)
     key = None
@@ -186,7 +188,7 @@ class Scorer:
         return known
     if self._pool is None:
       self._pool = pool_lib.Pool(
-          self._workers or min(16, pool_lib.available_cpus())
+        self._workers or min(16, pool_lib.available_cpus())
       )
     future = self._pool.submit(fn, name, text, answer, kwargs, index)
     if key is not None:
@@ -205,7 +207,7 @@ class Scorer:
       for i, row in enumerate(handle.rows):
         values = [self._wait(j, item, handle) for j, item in enumerate(row)]
         mixed = (
-            self.fn.mix(values) if isinstance(self.fn, Combined) else values[0]
+          self.fn.mix(values) if isinstance(self.fn, Combined) else values[0]
         )
         out[i] = mixed
     except BaseException:
@@ -229,10 +231,10 @@ class Scorer:
   def done(self, handle: Handle) -> bool:
     """True when `collect` would not wait."""
     return all(
-        item.done()
-        for row in handle.rows
-        for item in row
-        if isinstance(item, futures.Future)
+      item.done()
+      for row in handle.rows
+      for item in row
+      if isinstance(item, futures.Future)
     )
 
   def score(self, completions, answers, metadata=None) -> np.ndarray:
@@ -240,7 +242,7 @@ class Scorer:
     return self.collect(self.submit(completions, answers, metadata))
 
   def probe(
-      self, examples: Iterable[tuple[str, str, dict[str, Any]]]
+    self, examples: Iterable[tuple[str, str, dict[str, Any]]]
   ) -> np.ndarray:
     """Calls the reward on made completions before anything compiles.
 
@@ -277,12 +279,12 @@ class Scorer:
 
 
 def probe_examples(
-    answers: Sequence[str], metadata: Sequence[dict[str, Any]] | None = None
+  answers: Sequence[str], metadata: Sequence[dict[str, Any]] | None = None
 ) -> list[tuple[str, str, dict[str, Any]]]:
   """Made completions for `Scorer.probe`: empty, the gold answer, and junk."""
   metadata = [{}] * len(answers) if metadata is None else metadata
   return [
-      (completion, answer, extra)
-      for answer, extra in zip(answers, metadata)
-      for completion in ("", answer, "\x00 not an answer \\boxed{")
+    (completion, answer, extra)
+    for answer, extra in zip(answers, metadata)
+    for completion in ("", answer, "\x00 not an answer \\boxed{")
   ]

@@ -15,11 +15,12 @@ import numpy as np
 _THINK = re.compile(r"\A\s*(?:<think>)?(?:(?!</?think>).)*</think>\s*\S", re.S)
 
 FORMATS = {
-    # At least one \boxed{...} whose braces close.
-    "boxed": lambda text: _has_box(text),
-    # One closed <think> block (the template may have opened it), then text.
-    "think": lambda text: bool(_THINK.match(text))
-    and text.count("</think>") == 1,
+  # At least one \boxed{...} whose braces close.
+  "boxed": lambda text: _has_box(text),
+  # One closed <think> block (the template may have opened it), then text.
+  "think": lambda text: (
+    bool(_THINK.match(text)) and text.count("</think>") == 1
+  ),
 }
 
 
@@ -59,24 +60,24 @@ class Shaping:
   def __post_init__(self) -> None:
     if self.format and self.format not in FORMATS:
       raise ValueError(
-          f"shaping.format {self.format!r} is not one of"
-          f" {', '.join(sorted(FORMATS))}"
+        f"shaping.format {self.format!r} is not one of"
+        f" {', '.join(sorted(FORMATS))}"
       )
     if self.format_bonus and not self.format:
       raise ValueError("shaping.format_bonus is set but shaping.format is not")
     for field in ("length_penalty", "overlong_buffer", "overlong_weight"):
       if not 0 <= getattr(self, field) < np.inf:
         raise ValueError(
-            f"shaping.{field} must be >= 0, got {getattr(self, field)!r}"
+          f"shaping.{field} must be >= 0, got {getattr(self, field)!r}"
         )
 
   def apply(
-      self,
-      verdicts: np.ndarray,
-      lengths: np.ndarray,
-      truncated: np.ndarray,
-      max_tokens: int,
-      completions: Sequence[str] | None = None,
+    self,
+    verdicts: np.ndarray,
+    lengths: np.ndarray,
+    truncated: np.ndarray,
+    max_tokens: int,
+    completions: Sequence[str] | None = None,
   ) -> np.ndarray:
     """Returns shaped rewards; `verdicts` stay as they are.
 
@@ -98,16 +99,16 @@ class Shaping:
     truncated = np.asarray(truncated, bool)
     if not verdicts.shape == lengths.shape == truncated.shape:
       raise ValueError(
-          f"{verdicts.shape=}, {lengths.shape=} and {truncated.shape=} differ"
+        f"{verdicts.shape=}, {lengths.shape=} and {truncated.shape=} differ"
       )
     shaped = verdicts - self.length_penalty * lengths / 1000.0
     if self.overlong_buffer:
       if self.overlong_buffer > max_tokens:
         raise ValueError(
-            f"shaping.overlong_buffer {self.overlong_buffer} is longer than"
-            f" the completion limit {max_tokens}"
+          f"shaping.overlong_buffer {self.overlong_buffer} is longer than"
+          f" the completion limit {max_tokens}"
         )
-      over = (max_tokens - self.overlong_buffer - lengths) / self.overlong_buffer
+      over = (max_tokens - lengths) / self.overlong_buffer - 1.0
       over = np.where(truncated, -1.0, np.clip(over, -1.0, 0.0))
       shaped = shaped + self.overlong_weight * over
     if self.format_bonus:
@@ -115,6 +116,6 @@ class Shaping:
         raise ValueError("shaping with a format needs the completions' texts")
       has = FORMATS[self.format]
       shaped = shaped + self.format_bonus * np.array(
-          [has(text) for text in completions], np.float64
+        [has(text) for text in completions], np.float64
       )
     return shaped.astype(np.float32)

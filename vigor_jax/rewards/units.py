@@ -43,26 +43,46 @@ _add("celsius", 1, "celsius")
 _add("fahrenheit", 1, "fahrenheit")
 _add("am", 1, "am", "a.m")
 _add("pm", 1, "pm", "p.m")
-_add("speed", Fraction(1000, 3600), "km/h", "kmh", "kph", "km/hr",
-     "kilometer per hour", "kilometers per hour")
+_add(
+  "speed",
+  Fraction(1000, 3600),
+  "km/h",
+  "kmh",
+  "kph",
+  "km/hr",
+  "kilometer per hour",
+  "kilometers per hour",
+)
 _add("speed", 1, "m/s", "meter per second", "meters per second")
-_add("speed", Fraction(1609344, 3600000), "mph", "mile per hour",
-     "miles per hour", "mi/h")
+_add(
+  "speed",
+  Fraction(1609344, 3600000),
+  "mph",
+  "mile per hour",
+  "miles per hour",
+  "mi/h",
+)
 for _name, _factor in list(_TABLE.items()):
   if _factor[0] == "length":
-    _add("area", _factor[1] ** 2, f"{_name}^2", f"square {_name}", f"sq {_name}")
-    _add("cube", _factor[1] ** 3, f"{_name}^3", f"cubic {_name}", f"cu {_name}")
+    for _power, _long, _short in ((2, "square", "sq"), (3, "cubic", "cu")):
+      _add(
+        f"length^{_power}",
+        _factor[1] ** _power,
+        f"{_name}^{_power}",
+        f"{_long} {_name}",
+        f"{_short} {_name}",
+      )
 
 _WORD = r"[A-Za-z][A-Za-z.]*(?:\s*\^\s*\{?\s*[23]\s*\}?)?"
 _TAIL = re.compile(
-    r"(?P<value>[^A-Za-z]*[0-9)\]}!%]|.*[0-9)}\]!]|.*\\pi)"
-    r"\s*\{?\s*(?P<unit>" + _WORD + r"(?:[\s/*-]+" + _WORD + r"){0,5})"
-    r"\s*\}?(?P<power>\s*\^\s*\{?\s*[23]\s*\}?)?\s*",
-    re.S,
+  r"(?P<value>[^A-Za-z]*[0-9)\]}!%]|.*[0-9)}\]!]|.*\\pi)"
+  r"\s*\{?\s*(?P<unit>" + _WORD + r"(?:[\s/*-]+" + _WORD + r"){0,5})"
+  r"\s*\}?(?P<power>\s*\^\s*\{?\s*[23]\s*\}?)?\s*",
+  re.S,
 )
 _MATH_WORDS = re.compile(
-    r"(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|arc|lim|max|min|gcd|lcm"
-    r"|and|or|mod)\b"
+  r"(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|arc|lim|max|min|gcd|lcm"
+  r"|and|or|mod)\b"
 )
 _LONGEST = 300
 

@@ -1,4 +1,4 @@
-"""What a reward function may return, and the error when it returns something else."""
+"""What a reward function may return, and the error for anything else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shorten(text: Any, limit: int = 120) -> str:
 
 
 def check_verdict(
-    value: Any, name: str, completion: str, index: int | None = None
+  value: Any, name: str, completion: str, index: int | None = None
 ) -> float:
   """Returns the verdict as a float, or raises.
 
@@ -58,7 +58,7 @@ def check_verdict(
       return verdict
   where = "" if index is None else f" {index}"
   raise RewardError(
-      f"reward {name} returned {shorten(value)} ({problem}) for completion"
-      f"{where} {shorten(completion)}; a reward is one finite float in [0, 1]"
-      " per completion"
+    f"reward {name} returned {shorten(value)} ({problem}) for completion"
+    f"{where} {shorten(completion)}; a reward is one finite float in [0, 1]"
+    " per completion"
   )

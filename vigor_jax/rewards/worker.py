@@ -82,8 +82,8 @@ def _judge(fn, name, completion, answer, kwargs, index) -> tuple[str, Any]:
     return "error", str(error)
   except Exception as error:
     return "error", (
-        f"reward {name} raised {type(error).__name__}: {error} for completion"
-        f" {index}\n{traceback.format_exc()}"
+      f"reward {name} raised {type(error).__name__}: {error} for completion"
+      f" {index}\n{traceback.format_exc()}"
     )
   try:
     return "verdict", check_verdict(value, name, completion, index)
@@ -107,11 +107,14 @@ def main(requests_fd: int, replies_fd: int, parent_paths: list[str]) -> None:
     except EOFError:
       return
     except Exception as error:  # The reward's module fails to import here.
-      write_message(replies, (
+      write_message(
+        replies,
+        (
           "error",
           f"a reward worker could not load its function: {error}\n"
           f"{traceback.format_exc()}",
-      ))
+        ),
+      )
       continue
     if kind == "warm":
       warm_up = getattr(rest[0], "warm_up", None)
