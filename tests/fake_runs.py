@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import signal
+import time
 import types
 
 import numpy as np
@@ -131,6 +132,19 @@ def write(folder, values=None, *, until=None, noise=0.01, gain=1.0):
     (folder / f"{file}.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in rows))
   return folder
+
+
+def until_stopped(task, report):
+  """A run that goes on until SIGTERM, saves, and says so."""
+  stopped = []
+  signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+  report({"step": 1})
+  for _ in range(600):
+    if stopped:
+      pathlib.Path(task).write_text("saved")
+      raise KeyboardInterrupt
+    time.sleep(0.05)
+  raise TimeoutError("nobody stopped this run")
 
 
 def run_cell(task, report, *, workdir):

@@ -3,6 +3,8 @@
 import io
 import json
 import math
+import pathlib
+import time
 
 import fake_runs
 import pytest
@@ -12,6 +14,7 @@ from vigor_jax import compare
 from vigor_jax import config as configuration
 from vigor_jax import runs
 from vigor_jax import verdict
+from vigor_jax import workers
 from vigor_jax.config import ConfigError
 
 # ------------------------------------------------------------- what was asked
@@ -182,6 +185,25 @@ def test_two_workers_survive_a_killed_one(base, tmp_path, without_figures):
   assert code == 130
   code, _, done = _compare(base, tmp_path, jobs=2)
   assert code == 0 and "run uniform-seed0" in done
+
+
+def test_interruption_lets_workers_save_first(tmp_path):
+  tasks = [str(tmp_path / "a"), str(tmp_path / "b")]
+  running = set()
+
+  def notify(kind, task, value):
+    running.add(task)
+    if kind == "progress" and len(running) == 2:
+      raise KeyboardInterrupt  # as Ctrl-C does, at any point of the loop
+
+  begun = time.monotonic()
+  with pytest.raises(KeyboardInterrupt):
+    workers.run_pool([tasks], fake_runs.until_stopped, notify, jobs=2,
+                     log_folder=tmp_path)
+  assert time.monotonic() - begun < workers.PATIENCE / 2
+  saved = [task for task in tasks if pathlib.Path(task).exists()]
+  assert saved  # a worker that was still starting had nothing to save
+  assert {pathlib.Path(task).read_text() for task in saved} == {"saved"}
 
 
 def test_variants_have_a_section_each(base, tmp_path):

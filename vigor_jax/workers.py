@@ -202,7 +202,7 @@ def _stop(workers: Sequence[_Worker]) -> None:
     if worker.task is not None:
       worker.process.terminate()
     else:
-      with contextlib.suppress(BrokenPipeError):
+      with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         worker.pipe.send(None)
   deadline = time.monotonic() + PATIENCE
   try:
@@ -239,5 +239,6 @@ def _serve(pipe, run: Run, core: int | None, log: str) -> None:
           task, run, lambda value: pipe.send(("progress", value))
         )
       except KeyboardInterrupt:
-        kind, value = "interrupted", None
+        pipe.send(("interrupted", None))
+        return
       pipe.send((kind, value))
