@@ -1,6 +1,6 @@
-"""Chains of arithmetic with a 105k-parameter policy, on a laptop's CPU.
+r"""Chains of arithmetic with a 105k-parameter policy, on a laptop's CPU.
 
-    python -m vigor_jax.train --config=configs/arithmetic.py \\
+    python -m vigor_jax.train --config=configs/arithmetic.py \
         --workdir=runs/arithmetic
 
 The argument names the stream: `sparse_signal` (the default: 75 % of the

@@ -22,8 +22,9 @@ DISTRIBUTIONS = {
 }
 # They come with a dependency that cannot work without them.
 BROUGHT_ALONG = {
-  "jaxlib": "jax", "mpmath": "math_verify", "sympy": "math_verify",
-  "tensorflow": "seqio",
+  "jaxlib": "jax", "ml_dtypes": "jax", "mpmath": "math_verify",
+  "sympy": "math_verify", "tensorflow": "seqio",
+  "tensorflow_datasets": "seqio",
 }
 
 
