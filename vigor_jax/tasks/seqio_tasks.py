@@ -7,6 +7,7 @@ has no order that resumes across epochs (see `stream.py`).
 """
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -54,12 +55,13 @@ for _kind in ("GPU", "TPU"):
   tf.config.set_visible_devices([], _kind)
 
 _SIGNATURE = {
-  "inputs": tf.TensorSpec((), tf.string),
-  "targets": tf.TensorSpec((), tf.string),
-  "answer": tf.TensorSpec((), tf.string),
-  "metadata": tf.TensorSpec((), tf.string),
-  "uid": tf.TensorSpec((), tf.int64),
+  "inputs": tf.TensorSpec((None,), tf.string),
+  "targets": tf.TensorSpec((None,), tf.string),
+  "answer": tf.TensorSpec((None,), tf.string),
+  "metadata": tf.TensorSpec((None,), tf.string),
+  "uid": tf.TensorSpec((None,), tf.int64),
 }
+_CHUNK = 64
 
 
 class SeqioVocabulary(seqio.Vocabulary):
@@ -109,6 +111,14 @@ class SeqioVocabulary(seqio.Vocabulary):
     return hash(self.wrapped.fingerprint)
 
 
+def _chunks(
+  examples: Iterator[dict[str, Any]],
+) -> Iterator[dict[str, list[Any]]]:
+  """Records a few at a time: one crossing into TensorFlow costs .4 ms."""
+  while rows := list(itertools.islice(examples, _CHUNK)):
+    yield {key: [row[key] for row in rows] for key in _SIGNATURE}
+
+
 def register(
   name: str,
   vocabulary: characters.Vocabulary,
@@ -132,9 +142,10 @@ def register(
 
   def dataset_fn(split, shuffle_files, seed=None):
     del shuffle_files  # one generator, no files
-    return tf.data.Dataset.from_generator(
-      lambda: examples(split, seed or 0), output_signature=_SIGNATURE
+    chunks = tf.data.Dataset.from_generator(
+      lambda: _chunks(examples(split, seed or 0)), output_signature=_SIGNATURE
     )
+    return chunks.unbatch()
 
   def keep_short(dataset):
     return dataset.filter(lambda x: tf.size(x["inputs"]) <= max_prompt_length)
