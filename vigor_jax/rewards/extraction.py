@@ -16,7 +16,8 @@ from vigor_jax.rewards.latex_clean import strip_marks
 # A statement is read this far, and a last line this far from its end.
 _MAX_STATEMENT = 2_000
 _CONNECTOR = re.compile(
-  r"(?:[\s$,;&.]|\\[()\[\],;:! ]|\\q?quad|\band\b|\bor\b|\\text\s*\{\s*(?:and|or)"
+  r"(?:[\s$,;&.]|\\[()\[\],;:! ]|\\q?quad|\band\b|\bor\b"
+  r"|\\text\s*\{\s*(?:and|or)"
   r"\s*,?\s*\}|(?<![A-Za-z])[A-Za-z]\s*=|及|和|或)*",
   re.I,
 )
@@ -158,7 +159,7 @@ def final_answer(completion: str) -> str | None:
 
 
 def gold_answer(answer: str) -> str:
-  r"""The gold answer, out of \boxed{...} or behind "####" if it is written so."""
+  r"""The gold answer, out of a \boxed or from behind "####" if it is there."""
   boxed = _boxed(answer)
   if boxed is not None:
     return boxed

@@ -40,7 +40,7 @@ _START = (
 
 
 class Outcome(NamedTuple):
-  """A verdict, and why the judging ended: "verdict", "cpu", "wall", "memory"."""
+  """A verdict, and what ended the judging: "verdict", or a limit's name."""
 
   verdict: float
   reason: str

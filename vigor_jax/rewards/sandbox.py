@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
-import json
+import marshal
 import os
 import pathlib
 import random
@@ -199,7 +199,7 @@ def _request(
   uid = 0
   if mode == "drop":
     uid = _FIRST_UID + random.SystemRandom().randrange(_UIDS)
-  return json.dumps(
+  return marshal.dumps(
     {
       "program": program,
       # Nothing else of a test: expected values stay outside.
@@ -219,7 +219,7 @@ def _request(
         "count": mode == "drop" or (mode == "userns" and os.geteuid() != 0),
       },
     }
-  ).encode("ascii")
+  )
 
 
 def _run_in(

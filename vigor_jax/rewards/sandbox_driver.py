@@ -1,8 +1,9 @@
 """Runs inside the sandbox, as its first process: one child per test.
 
 `sandbox` sends this file's text to a bare interpreter; it imports nothing of
-the project. Request (JSON) on standard input, frames on standard output: one
-line of JSON, then the bytes it announces. Expected values are not in the
+the project, and little else: a start is paid for every program. The request
+(marshal) comes on standard input, frames go to standard output: one line of
+JSON, then the bytes it announces. Expected values are not in the
 request: what a program could find here are its own text and the tests' inputs.
 
 As process 1 of its namespace it cannot be killed from within, it adopts every
@@ -13,15 +14,32 @@ orphan, and `kill(-1)` reaches all that a test left behind. Without a namespace
 import errno
 import gc
 import io
-import json
+import marshal
 import os
 import resource
 import select
-import shutil
-import signal
 import sys
 import time
 
+import _json
+import _signal as signal  # The C module: `signal` itself imports much.
+
+_COMMON = (
+  "bisect",
+  "collections",
+  "copy",
+  "functools",
+  "heapq",
+  "itertools",
+  "math",
+  "numpy",
+  "operator",
+  "random",
+  "re",
+  "string",
+  "threading",
+  "typing",
+)
 _TICK = 0.02  # Seconds between looks at /proc.
 _HZ = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -38,7 +56,7 @@ def _make_encoder():
   Every builtin is bound here, before the program runs; values are read by the
   base types' own methods, so that no method of a returned object is called.
   """
-  quote = json.encoder.c_encode_basestring_ascii
+  quote = _json.encode_basestring_ascii
   fail = _Unencodable
   t_int, t_float, t_str, t_list, t_tuple, t_dict = (
     int,
@@ -154,9 +172,7 @@ def _standard_streams():
 
 def _run_program(program, call, result_fd, encode):
   """Runs the program as `__main__`; returns the exit status."""
-  import types
-
-  module = types.ModuleType("__main__")
+  module = type(sys)("__main__")
   module.__dict__["__builtins__"] = __builtins__
   sys.modules["__main__"] = module
   sys.argv = ["program.py"]
@@ -187,9 +203,8 @@ def _run_program(program, call, result_fd, encode):
     traceback.print_exc()
   # What an interpreter does at its end.
   try:
-    import threading
-
-    threading._shutdown()
+    if "threading" in sys.modules:
+      sys.modules["threading"]._shutdown()
     if "atexit" in sys.modules:
       sys.modules["atexit"]._run_exitfuncs()
     sys.stdout.flush()
@@ -279,7 +294,8 @@ def _kill_all(session):
 
 
 def _judge_fault(message):
-  os.write(1, json.dumps({"fault": message}).encode() + b"\n")
+  text = _json.encode_basestring_ascii(message)
+  os.write(1, f'{{"fault": {text}}}\n'.encode())
   os._exit(3)
 
 
@@ -376,6 +392,20 @@ def _watch(pid, streams, limits, start):
   return reason, status, cpu
 
 
+def _remove(folder):
+  """Deletes a folder of the program's making, whatever is in it."""
+  for root, folders, files in os.walk(folder, topdown=False):
+    for name in files:
+      os.unlink(os.path.join(root, name))
+    for name in folders:
+      path = os.path.join(root, name)
+      if os.path.islink(path):
+        os.unlink(path)
+      else:
+        os.rmdir(path)
+  os.rmdir(folder)
+
+
 def _run_test(index, request, test, limits):
   folder = f"{request['scratch']}/{index}"
   os.mkdir(folder)
@@ -416,24 +446,32 @@ def _run_test(index, request, test, limits):
     _judge_fault(bytes(err).decode("utf-8", "replace"))
   if reason != "exit":  # What was cut off can never match.
     out, result = b"", b""
-  header = {
-    "test": index,
-    "reason": reason,
-    "code": code,
-    "cpu": round(cpu, 3),
-    "wall": round(time.monotonic() - start, 3),
-    "sizes": [len(out), len(result), len(err)],
-  }
-  shutil.rmtree(folder, ignore_errors=True)
-  frame = json.dumps(header).encode() + b"\n" + out + result + err
+  sizes = f"[{len(out)}, {len(result)}, {len(err)}]"
+  header = (
+    f'{{"test": {index}, "reason": "{reason}",'
+    f' "code": {"null" if code is None else code}, "cpu": {cpu:.3f},'
+    f' "wall": {time.monotonic() - start:.3f}, "sizes": {sizes}}}\n'
+  )
+  _remove(folder)
+  frame = header.encode() + out + result + err
   view = memoryview(frame)
   while view:
     view = view[os.write(1, view) :]
 
 
+def _import_ahead(program):
+  """Imports here, once, what the program will import in each of its tests."""
+  for name in _COMMON:
+    if name in program:
+      try:
+        __import__(name)
+      except ImportError:
+        continue  # The program will see it.
+
+
 def main():
   with os.fdopen(0, "rb", closefd=False) as stream:
-    request = json.loads(stream.read())
+    request = marshal.loads(stream.read())
   null = os.open("/dev/null", os.O_RDONLY)
   os.dup2(null, 0)
   limits = request["limits"]
@@ -447,6 +485,7 @@ def main():
   builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
   gc.collect()
   gc.freeze()  # The child's collector leaves the judge's pages shared.
+  _import_ahead(request["program"])
   os.write(1, b'{"ready": true}\n')
   for index, test in enumerate(request["tests"]):
     _run_test(index, request, test, limits)
