@@ -55,7 +55,7 @@ def extract_program(completion: str) -> str:
   return (python or [block for _, block in blocks])[-1]
 
 
-def _check_tests(tests: Any) -> list[dict[str, Any]]:
+def check_tests(tests: Any) -> list[dict[str, Any]]:
   """The tests, or RewardError naming the one at fault."""
   if not isinstance(tests, (list, tuple)) or not tests:
     raise RewardError(
@@ -113,7 +113,7 @@ def judge_tests(
     RewardError: malformed tests, or a fault of the judge that several tries do
       not cure.
   """
-  tests = _check_tests(tests)
+  tests = check_tests(tests)
   limits = limits or sandbox.Limits()
   verdicts: list[bool] = []
   if len(program) > _MAX_PROGRAM or not program.strip():
