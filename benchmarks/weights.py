@@ -219,8 +219,10 @@ def main():
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("--quick", action="store_true", help="a small checkpoint")
-  parser.add_argument("--interop", action="store_true", help="transformers only")
+  parser.add_argument("--quick", action="store_true", help="a small one")
+  parser.add_argument(
+    "--interop", action="store_true", help="only against transformers"
+  )
   parser.add_argument(
     "--load", nargs=3, metavar=("FOLDER", "HOW", "DTYPE"),
     help="what the processes that are measured do",
@@ -228,8 +230,10 @@ def main():
   args = parser.parse_args()
   if args.load:
     print(json.dumps(load(*args.load)))
-  elif not (interop() if args.interop else memory(QUICK if args.quick else FULL)):
-    sys.exit(1)
+  else:
+    sizes = QUICK if args.quick else FULL
+    if not (interop() if args.interop else memory(sizes)):
+      sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def published(name: str) -> dict[str, Any]:
 
 
 def rope_text(scaling: tuple[Any, ...]) -> str:
-  """("llama3", 8.0, 1.0, 4.0, 8192) as the configuration's "llama3:8,1,4,8192"."""
+  """("linear", 2.0) as the configuration's text, "linear:2"."""
   if not scaling:
     return ""
   return f"{scaling[0]}:" + ",".join(f"{x:g}" for x in scaling[1:])
@@ -313,13 +313,15 @@ def _rope(config, where) -> tuple[float, tuple[Any, ...]]:
     )
   missing = [name for name in fields[kind] if name not in scaling]
   if missing:
-    raise UnsupportedModel(f"{where}: rope scaling {kind!r} lacks {missing[0]!r}")
+    raise UnsupportedModel(
+      f"{where}: rope scaling {kind!r} lacks {missing[0]!r}"
+    )
   numbers = [float(scaling[name]) for name in fields[kind]]
   return theta, (kind, *numbers) if numbers else ()
 
 
 def write_config(sizes: Sizes, max_positions: int) -> dict[str, Any]:
-  """A config.json for these sizes, in the form both versions of transformers read.
+  """A config.json for these sizes; transformers 4 and 5 read this form.
 
   Args:
     sizes: of the model.

@@ -95,7 +95,9 @@ def entries(sizes: Sizes) -> list[Entry]:
       )
     if sizes.qk_norm and letter != "v":
       blocks.append(
-        _plain(f"{letter}_norm/scale", f"{attention}{letter}_norm.weight", (hd,))
+        _plain(
+          f"{letter}_norm/scale", f"{attention}{letter}_norm.weight", (hd,)
+        )
       )
   blocks.append(
     Entry(

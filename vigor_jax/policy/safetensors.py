@@ -122,7 +122,8 @@ def read_folder(folder: str) -> dict[str, Tensor]:
     single = os.path.join(folder, SINGLE)
     if os.path.exists(single):
       return read_header(single)
-    others = sorted(n for n in os.listdir(folder) if n.endswith((".bin", ".pt")))
+    names = sorted(os.listdir(folder))
+    others = [name for name in names if name.endswith((".bin", ".pt"))]
     raise CheckpointFileError(
       f"{folder}: neither {SINGLE} nor {INDEX}"
       + (

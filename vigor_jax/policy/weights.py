@@ -217,7 +217,7 @@ def _copy(target: np.ndarray, source: np.ndarray) -> None:
 
 
 def _copy_block(target: np.ndarray, source: np.ndarray) -> None:
-  """target[...] = source; bfloat16 by its bits, which is several times faster."""
+  """target[...] = source; bfloat16 by its bits, several times faster."""
   bits = source.dtype == ml_dtypes.bfloat16
   if bits and target.dtype == source.dtype:
     target.view(np.uint16)[...] = source.view(np.uint16)
