@@ -80,7 +80,12 @@ def test_disagreements_are_printed_and_policy_never_fails(tmp_path, capsys):
       '{"numbers": [1.5], "target": 1, "expr": "1", "right": true}',
       "whole numbers",
     ),
-    ("code", '{"program": "", "tests": [], "right": {}}', "'right' must be"),
+    ("code", '{"program": "", "tests": [], "right": {}}', "non-empty"),
+    (
+      "code",
+      '{"program": "", "tests": [{"call": "f()", "expected": 1}], "right": {}}',
+      "'right' must be",
+    ),
   ],
 )
 def test_bad_lines_name_file_and_line(tmp_path, capsys, reward, line, words):
