@@ -341,7 +341,7 @@ def test_fetch_fills_the_folder_that_the_task_reads(run, tmp_path):
   [
     ({"size": 5}, "bytes of 5; run again"),
     ({"lfs": {"oid": "0" * 64}}, "another checksum"),
-    ({"path": "moved.jsonl"}, "lists no file like test.jsonl"),
+    ({"path": "moved.jsonl"}, "lists no file like *test*.parquet"),
   ],
 )
 def test_fetch_takes_no_wrong_file(run, tmp_path, change, words):

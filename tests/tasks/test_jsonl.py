@@ -151,6 +151,24 @@ def test_folders_patterns_and_parquet(tmp_path):
     make(str(tmp_path / "nowhere"))
 
 
+def test_a_json_array_is_read_item_by_item(tmp_path):
+  path = tmp_path / "data.json"
+  path.write_text(json.dumps(good(3), indent=1))
+  task = make(str(path), held_out_share=0.0)
+  assert task.stream(0).num_examples == 3
+  path.write_text(json.dumps([*good(1), [], {"prompt": "x", "answer": "y"}]))
+  with pytest.raises(records.DataError, match="data.json:item 2: .*object"):
+    make(str(path))
+  path.write_text("[1, ")
+  with pytest.raises(records.DataError, match="data.json: not a JSON array"):
+    make(str(path))
+  write(path, good(2))  # lines after all
+  assert make(str(path), held_out_share=0.0).stream(0).num_examples == 2
+  path.write_text("[]")
+  with pytest.raises(ValueError, match="no usable record"):
+    make(str(path))
+
+
 def test_warm_start_imitates_completions_or_answers(tmp_path):
   rows = [{"prompt": "q", "answer": "a", "completion": "so: a"}, *good(3)]
   rows.append({"prompt": "long", "answer": "b" * 40})

@@ -241,6 +241,18 @@ def test_deepcoder_layouts():
   ]:
     record = {"problem": "p", "tests": json.dumps(tests)}
     assert parsers.deepcoder(record).metadata == {"tests": expected}
+  functional = {"input": "[1, 2]", "output": "3", "testtype": "functional"}
+  record = {
+    "problem": "p",
+    "starter_code": "class Solution:\n  def add(self, a):",
+    "tests": [{**functional, "metadata": {"func_name": "add"}}],
+    "metadata": "{}",
+  }
+  assert parsers.deepcoder(record).metadata["tests"] == [
+    {"call": "Solution().add([1, 2])", "expected": 3}
+  ]
+  with pytest.raises(DataError, match="'metadata' is not JSON"):
+    parsers.deepcoder({**record, "metadata": "{"})
   for bad in ([], [{"input": "1"}], ["x"]):
     with pytest.raises(DataError, match="test"):
       parsers.deepcoder({"problem": "p", "tests": json.dumps(bad)})

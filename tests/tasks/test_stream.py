@@ -195,17 +195,7 @@ def test_shards_are_disjoint_and_complete(size, shards):
     assert [uids[p] for p in part.positions.tolist()] == part.uids.tolist()
 
 
-@pytest.mark.parametrize("size,shards", [(12, 2), (8, 2), (5, 3), (1, 4)])
-def test_shard_ranges_cover_a_file(size, shards):
-  ranges = [stream.shard_range(size, i, shards) for i in range(shards)]
-  assert [i for r in ranges for i in r] == list(range(size))
-  sizes = [len(r) for r in ranges]
-  assert max(sizes) - min(sizes) <= 1
-
-
 def test_shard_out_of_range():
-  with pytest.raises(ValueError, match="shard=2 num_shards=2"):
-    stream.shard_range(8, 2, 2)
   with pytest.raises(ValueError, match="shard=2 num_shards=2"):
     stream.PromptStream(fresh(), 0, 2, 2)
 

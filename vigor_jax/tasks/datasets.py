@@ -61,8 +61,12 @@ class Source:
   same_problems: bool = False
 
 
-def _evaluation_only(about: str, repository: str, pattern: str) -> Source:
-  part = Part(repository, (pattern,), parsers.question_answer)
+def _evaluation_only(
+  about: str, repository: str, split: str = "test"
+) -> Source:
+  # Publishers change between formats; doubles are read once.
+  patterns = tuple(f"*{split}*{end}" for end in (".parquet", ".jsonl", ".json"))
+  part = Part(repository, patterns, parsers.question_answer)
   return Source(about, None, part)
 
 
@@ -97,26 +101,21 @@ SOURCES: dict[str, Source] = {
     None,
   ),
   "aime24": _evaluation_only(
-    "AIME 2024, 30 problems", "HuggingFaceH4/aime_2024", "data/train-*.parquet"
+    "AIME 2024, 30 problems", "HuggingFaceH4/aime_2024", "train"
   ),
-  "aime25": _evaluation_only(
-    "AIME 2025, 30 problems", "math-ai/aime25", "test.jsonl"
-  ),
-  "amc23": _evaluation_only(
-    "AMC 2023, 40 problems", "math-ai/amc23", "data/test-*.parquet"
-  ),
+  "aime25": _evaluation_only("AIME 2025, 30 problems", "math-ai/aime25"),
+  "amc23": _evaluation_only("AMC 2023, 40 problems", "math-ai/amc23"),
   "minerva": _evaluation_only(
-    "Minerva's undergraduate problems, 272", "math-ai/minervamath", "test.jsonl"
+    "Minerva's undergraduate problems, 272", "math-ai/minervamath"
   ),
   "olympiad": _evaluation_only(
     "OlympiadBench, text-only mathematics in English, 674",
     "math-ai/olympiadbench",
-    "test.jsonl",
   ),
   "gaokao": _evaluation_only(
     "GaoKao 2023 in English, 385",
     "MARIO-Math-Reasoning/Gaokao2023-Math-En",
-    "*.json*",
+    "",
   ),
   "livecodebench": Source(
     "LiveCodeBench's v6 slice: public tests reward, all tests validate",

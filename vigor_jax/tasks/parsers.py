@@ -224,6 +224,16 @@ def _unpacked_tests(raw: Any) -> list[Mapping[str, Any]]:
   return tests
 
 
+def _info(raw: Any) -> Mapping[str, Any]:
+  """A metadata field: an object, the JSON of one, or nothing."""
+  if isinstance(raw, str) and raw.strip():
+    try:
+      raw = json.loads(raw)
+    except ValueError:
+      raise DataError(f"field 'metadata' is not JSON: {raw[:60]!r}") from None
+  return raw if isinstance(raw, Mapping) else {}
+
+
 def _function_call(function: str, arguments: list[Any]) -> str:
   return f"{function}({', '.join(map(repr, arguments))})"
 
@@ -243,6 +253,8 @@ def _code_tests(tests: Any, function: str, owner: str) -> list[dict[str, Any]]:
     function: what function tests call; empty for programs on stdin.
     owner: "Solution()." where the function is a method.
   """
+  if isinstance(tests, Mapping) and "input" in tests:
+    tests = [tests]
   if isinstance(tests, Mapping):
     function = tests.get("fn_name") or function
     rows = zip(tests.get("inputs", []), tests.get("outputs", []))
@@ -253,7 +265,8 @@ def _code_tests(tests: Any, function: str, owner: str) -> list[dict[str, Any]]:
       raise DataError(f"a test needs 'input' and 'output', got {test!r:.80}")
     given, wanted = test["input"], test["output"]
     kind = str(test.get("testtype") or test.get("type") or "")
-    name = test.get("fn_name") or function
+    own = _info(test.get("metadata")).get("func_name")
+    name = test.get("fn_name") or own or function
     if name and kind not in ("stdin", "stdin_stdout"):
       if isinstance(given, str):
         given, wanted = _lines_of_json(given), _lines_of_json(wanted)
@@ -280,11 +293,7 @@ _STDIN = "\n\nRead the input from stdin and write the answer to stdout."
 def _livecodebench(record: Record, private: bool) -> Example:
   question = text_field(record, "question_content")
   starter = record.get("starter_code") or ""
-  info = record.get("metadata") or "{}"
-  try:
-    info = json.loads(info) if isinstance(info, str) else info
-  except ValueError:
-    raise DataError("field 'metadata' is not JSON") from None
+  info = _info(record.get("metadata"))
   tests = list(_unpacked_tests(record.get("public_test_cases")))
   if private:
     tests += _unpacked_tests(record.get("private_test_cases"))
@@ -310,9 +319,7 @@ def livecodebench_private(record: Record) -> Example:
 def deepcoder(record: Record) -> Example:
   """DeepCoder's four subsets; solutions are not imitated."""
   question = _first_text(record, "problem", "question", "description")
-  info = record.get("metadata") or {}
-  if isinstance(info, str):
-    info = json.loads(info)
+  info = _info(record.get("metadata"))
   starter = record.get("starter_code") or ""
   tests = _unpacked_tests(record.get("tests"))
   function = info.get("func_name") or ""

@@ -13,6 +13,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -122,8 +125,6 @@ class TokenizerVocabulary:
         "this tokenizer has no chat template: choose a prompt template that is"
         " plain text"
       )
-    import jinja2
-
     if self._compiled is None:
       self._compiled = _jinja_environment().from_string(self.chat_template)
     try:
@@ -140,10 +141,6 @@ class TokenizerVocabulary:
 
 def _jinja_environment():
   """As HF applies chat templates: sandboxed, blocks trimmed."""
-  import jinja2
-  import jinja2.ext
-  import jinja2.sandbox
-
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True,
     lstrip_blocks=True,

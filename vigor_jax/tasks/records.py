@@ -101,8 +101,27 @@ def _parquet(path: str) -> Iterator[tuple[str, Any]]:
         yield f"{path}:row {row}", record
 
 
+def _json_array(path: str) -> Iterator[tuple[str, Any]]:
+  """One JSON array, as some publishers write .json, or lines as in .jsonl."""
+  with files.open_binary(path) as f:
+    start = f.read(1024).lstrip()
+  if not start.startswith(b"["):
+    yield from _json_lines(path)
+    return
+  with files.open_binary(path) as f:
+    try:
+      items = json.load(f)
+    except ValueError as error:
+      raise DataError(f"{path}: not a JSON array: {error}") from None
+  for number, item in enumerate(items, start=1):
+    yield f"{path}:item {number}", item
+
+
 def _rows(file: str) -> Iterator[tuple[str, Any]]:
-  return _parquet(file) if file.endswith(_PARQUET) else _json_lines(file)
+  if file.endswith(_PARQUET):
+    return _parquet(file)
+  whole = file.endswith((".json", ".json.gz"))
+  return _json_array(file) if whole else _json_lines(file)
 
 
 def _decoded(raw: Any) -> Mapping[str, Any]:

@@ -122,7 +122,7 @@ class FreshSource:
     edges = np.flatnonzero(np.diff(positions // BLOCK)) + 1
     parts = []
     for run in np.split(positions, edges):
-      first = int(run[0]) // BLOCK if len(run) else 0
+      first = int(run[0]) // BLOCK
       parts.append(self._block(seed, first).take(run - first * BLOCK))
     prompts = Prompts.concatenate(parts)
     prompts.positions, prompts.uids = positions, positions.copy()
@@ -253,12 +253,3 @@ class PromptStream:
     self._next = int(state["next"])
     self._returned = [int(p) for p in state["returned"]]
     self._peeked = None
-
-
-def shard_range(size: int, shard: int, num_shards: int) -> range:
-  """The rows of shard `shard`: contiguous, disjoint, complete, sizes +-1."""
-  if not 0 <= shard < num_shards:
-    raise ValueError(
-      f"shard must lie in [0, num_shards), got {shard=} {num_shards=}"
-    )
-  return range(size * shard // num_shards, size * (shard + 1) // num_shards)

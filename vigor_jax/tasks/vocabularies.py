@@ -1,17 +1,19 @@
 """Which vocabulary a task uses, and where a stop string ends a completion."""
 
+import functools
 import os
 from collections.abc import Sequence
 
 from vigor_jax.tasks import characters
 
 
+@functools.lru_cache(maxsize=4)
 def load(where: str) -> characters.Vocabulary:
   """The vocabulary that `config.task.tokenizer` names.
 
   Args:
     where: empty for bytes; a folder with tokenizer.json; that file itself; or
-      a .gguf file.
+      a .gguf file. Read once per process.
   """
   if not where:
     return characters.ByteVocabulary()
