@@ -171,8 +171,12 @@ def _x_axis(axis, label) -> None:
   axis.xaxis.set_major_formatter(ticker.FuncFormatter(_thousands))
 
 
-def _percent(axis, decimals=0, which="y") -> None:
+def _percent(axis, which="y", bins=6) -> None:
+  """Percent ticks with as many decimals as their distance needs."""
   chosen = axis.yaxis if which == "y" else axis.xaxis
+  chosen.set_major_locator(ticker.MaxNLocator(bins, steps=[1, 2, 5, 10]))
+  step = 100 * np.diff(chosen.get_majorticklocs()).min(initial=1.0)
+  decimals = max(0, -math.floor(math.log10(step) + 1e-9))
   chosen.set_major_formatter(
       ticker.PercentFormatter(1.0, decimals=decimals, symbol=" %"))
 
@@ -266,7 +270,7 @@ def accuracy(rules: Rules, against: str, colour, targets=()):
                   textcoords="offset points", size=7.5, color=GREY,
                   path_effects=halo)
   axis.set_xlim(left=0)
-  _percent(axis, 0 if np.ptp(axis.get_ylim()) > 0.04 else 1)
+  _percent(axis)
   _x_axis(axis, _SPENDING[against])
   _name_lines(axis, ends)
   return figure
@@ -441,8 +445,7 @@ def group_sizes(rules: Rules, colour):
                       xytext=(0, 1), textcoords="offset points", ha="center",
                       size=7.5, color=GREY)
     axis.set_ylim(0, shares.max() * 1.28)
-    axis.yaxis.set_major_locator(ticker.MaxNLocator(2))
-    _percent(axis)
+    _percent(axis, bins=2)
     axis.set_xlim(0.2, max(most, 4) + 0.8 + 0.03 * most)
     _name_lines(axis, [(shares.max() * 0.64, text, colour[label])])
   axes[-1].xaxis.set_major_locator(ticker.MaxNLocator(8, integer=True))
@@ -500,8 +503,7 @@ def pass_rates(histograms, title: str, how: str, colour: str):
              color=colour)
     axis.set_xlim(0, 1)
     axis.set_ylim(0, 1.25 * max(max(s) for _, _, s, _ in histograms))
-    axis.yaxis.set_major_locator(ticker.MaxNLocator(2))
-    _percent(axis)
+    _percent(axis, bins=2)
     for at, height in zip((edges[:-1] + edges[1:]) / 2, share):
       if height >= 0.005:
         axis.annotate(f"{100 * height:.0f}", (at, height), xytext=(0, 1),

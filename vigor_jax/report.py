@@ -297,6 +297,10 @@ _ACCURACY_CAPTIONS = (
     ("seconds", "The same against time in training steps. Evaluation is left "
      "out, and steps that compiled count as a median step."),
 )
+_TARGET_CAPTION = (
+    "Spending up to the target, geometric mean over seeds; > where runs never "
+    "got there. In brackets and under x: baseline / rule, above 1 the rule is "
+    "cheaper.")
 _HEAT_CAPTION = (
     "Each row is a round, each column a prompt, sorted by how many rollouts "
     "it got. White: none. A rule that concentrates is dark at the left in late "
@@ -416,9 +420,7 @@ def _variant(rules, result, pictures, prefix) -> str:
     parts.append(f"<h3>{_text(title)}</h3>")
     parts.append(_table(
         header, rows, numbers=range(1, len(header)),
-        caption="Spending up to the target, geometric mean over seeds; > where "
-        "runs never got there. In brackets and under x: baseline / rule, above "
-        "1 the rule is cheaper."))
+        caption=_TARGET_CAPTION if result["targets"] else ""))
   parts.append(pictures.html(
       [(f"accuracy_{m}", plots.accuracy(
           rules, m, colour, targets if m == "rollouts" else ()), caption)

@@ -358,10 +358,25 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def mean_curve(runs: Sequence[Run], against: str):
-  """Smoothed mean curve of several seeds; None if no run was evaluated."""
-  curves = [smoothed(run, against) for run in runs]
-  curves = [c for c in curves if len(c[0])]
-  if not curves or max(c[0][0] for c in curves) > min(
+  """Smoothed mean curve of several seeds; None if no run was evaluated.
+
+  Runs evaluated at the same points of their budget are averaged point by
+  point, spending and accuracy alike, so that a mean against tokens or seconds
+  reaches to the end even where seeds spent different amounts.
+  """
+  curves = [(run, *smoothed(run, against)) for run in runs]
+  curves = [(run, x, y) for run, x, y in curves if len(x)]
+  if not curves:
+    return None
+  grids = [run.curve("rollouts")[0] for run, *_ in curves]
+  if all(len(x) == len(grids[0]) and np.array_equal(grid, grids[0])
+         for grid, (_, x, _) in zip(grids, curves)):
+    table = np.stack([y for *_, y in curves])
+    return statistics.MeanCurve(
+        np.mean([x for _, x, _ in curves], axis=0), table.mean(0),
+        table.min(0), table.max(0))
+  curves = [(x, y) for _, x, y in curves]
+  if max(c[0][0] for c in curves) > min(
       c[0][-1] for c in curves):
     return None
   return statistics.mean_curve(curves)
