@@ -22,8 +22,8 @@ _CONNECTOR = re.compile(
   re.I,
 )
 _LABEL = re.compile(
-  r"(?:final\s+|correct\s+)?answers?(?:\s+to\s+[^.:\n]{1,80})?[*_`\s]*"
-  r"(?::|=|\bis\b|\bare\b)(?:\s*[:=])?[*_`\s]*",
+  r"(?:answers?|correct\s+(?:option|choice))(?:\s+to\s+[^.:\n]{1,80})?[*_`\s]*"
+  r"(?:[:：=]|\bis\b|\bare\b)(?:\s*[:=])?[*_`\s]*",
   re.I,
 )
 _HASHES = re.compile(r"####[ \t]*([^\n]+)")
@@ -34,6 +34,8 @@ _MATH = re.compile(
 _CUT = re.compile(
   r",?\s+(?:because|since|which|as\s+we|where|so|for|when|in\s+total)\b", re.I
 )
+_BOLD = re.compile(r"(?<![\w)\]}])\*\*(?=\S)([^*\n]+)\*\*")
+_STRAY = re.compile(r"\*\*(?=\s|\Z)")
 _NUMBER = (
   r"[-+−]?\s*[$€£]?\s*(?:[0-9]+ +[0-9]+\s*/\s*[0-9]+"
   r"|[0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,4})?(?:\s*/\s*[0-9]+)?"
@@ -69,6 +71,11 @@ def _boxed(text: str) -> str | None:
   return " , ".join(contents)
 
 
+def _without_bold(line: str) -> str:
+  """Markdown's bold marks gone; 2**3 is a power and stays."""
+  return _STRAY.sub("", _BOLD.sub(r"\1", line))
+
+
 def _readable(text: str) -> bool:
   try:
     latex.read(text)
@@ -90,6 +97,7 @@ def _statement(text: str) -> str | None:
   line = (
     text.split("\n", 1)[0] if text.split("\n", 1)[0].strip(" *_$`") else text
   )
+  line = _without_bold(line)
   end = _SENTENCE_END.search(line)
   sentence = strip_marks(line[: end.start()] if end else line)
   if not sentence:
@@ -118,7 +126,7 @@ def _last_line(text: str) -> str | None:
   lines = [line for line in text[-_MAX_STATEMENT:].splitlines() if line.strip()]
   if not lines:
     return None
-  line = lines[-1].strip()
+  line = _without_bold(lines[-1].strip())
   if _readable(line) and not re.search(r"[A-Za-z]{4}", _plain(line)):
     return line
   segments = _math_segments(line)

@@ -102,7 +102,8 @@ _SUBSCRIPT_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _LAYOUT = re.compile(
   r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|big|Big|bigg"
   r"|Bigg|middle|displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it"
-  r"|cal|hline)(?![A-Za-z])\.?"
+  r"|cal|hline|tiny|small|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z])\.?"
+  r"|\\(?:tag|label|color|textcolor)\*?\{[^{}]*\}"
 )
 _GAPS = re.compile(
   r"\\(?:[,;:! ]|quad(?![A-Za-z])|qquad(?![A-Za-z])"
@@ -140,6 +141,7 @@ _COMMANDS = (
   (re.compile(r"\\(?:lor|vee)(?![A-Za-z])"), " or "),
   (re.compile(r"\\(?:land|wedge)(?![A-Za-z])"), " and "),
   (re.compile(r"\\colon(?![A-Za-z])"), ":"),
+  (re.compile(r"\{:\}"), ":"),
   (re.compile(r"\\prime(?![A-Za-z])"), "'"),
   (re.compile(r"\\%"), "%"),
   (re.compile(r"\\\$|[$€£¥]|\\(?:pounds|euro)(?![A-Za-z])"), " "),
