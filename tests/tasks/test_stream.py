@@ -70,6 +70,8 @@ def test_addressed_rng_neighbours_do_not_overlap():
 def test_addressed_rng_refuses_what_it_cannot_address(bad):
   with pytest.raises(ValueError, match=f"seed.*{bad}"):
     stream.addressed_rng(bad, "train")
+  with pytest.raises(ValueError, match="at most 8 letters"):
+    stream.addressed_rng(0, "warm_start")
 
 
 def test_unopened_prompts_return_to_the_head_in_order():

@@ -21,16 +21,18 @@ def addressed_rng(seed: int, stream: str, *address: int) -> np.random.Generator:
 
   Args:
     seed: any non-negative integer below 2**64.
-    stream: a short name that keeps uses apart ("train", "warm_start", ...).
+    stream: a name of at most 8 letters that keeps uses apart ("train", ...).
     *address: at most two non-negative integers, such as (step,) or (block,).
 
   Raises:
-    ValueError: a seed or an address outside [0, 2**64).
+    ValueError: a seed or an address outside [0, 2**64), or a longer name.
   """
+  if len(stream.encode()) > 8:
+    raise ValueError(f"stream must have at most 8 letters, got {stream!r}")
   for name, value in [("seed", seed), *(("address", a) for a in address)]:
     if not 0 <= value < 2**64:
       raise ValueError(f"{name} must lie in [0, 2**64), got {value}")
-  tag = int.from_bytes(stream.encode()[:8].ljust(8, b"\0"), "little")
+  tag = int.from_bytes(stream.encode(), "little")
   # Philox counts in the low words of its counter: the address takes the high
   # ones, so two addresses never share a stretch of the sequence.
   high, low = (*address, 0, 0)[:2]
