@@ -9,13 +9,14 @@ import time
 import fake_runs
 import pytest
 
-from vigor_jax import cells
 from vigor_jax import compare
 from vigor_jax import config as configuration
-from vigor_jax import runs
-from vigor_jax import verdict
-from vigor_jax import workers
 from vigor_jax.config import ConfigError
+from vigor_jax.grid import cells
+from vigor_jax.grid import workers
+from vigor_jax.reporting import runs
+from vigor_jax.reporting import verdict
+from vigor_jax.reporting import wording
 
 # ------------------------------------------------------------- what was asked
 
@@ -300,7 +301,7 @@ def test_verdict_says_bad_news_plainly():
   assert ratio["bound"] == "at most" and ratio["value"] == pytest.approx(0.85)
   assert "at least 1.18 times the rollouts of uniform" in text
   assert "vigor: seeds 0, 1 did not reach the 85% target" in text
-  _, (title, header, rows) = verdict.tables(result)
+  _, (title, header, rows) = wording.tables(result)
   assert title == "To 54.0 %, 85% of the rise of uniform"
   assert rows[1][2:4] == ["> 0.4 k", "> 4.0 k (≤ 0.85x)"]
   assert len(header) == len(rows[1])
@@ -322,7 +323,7 @@ def test_verdict_against_the_best_uniform_split():
   assert "no clear difference from the best uniform split (1.00" in text
   assert result["rules"]["uniform:n=4"]["ratio_best_uniform"][0][
       "rollouts"] is None
-  [overall] = verdict.overall({"plain": result})
+  [overall] = wording.overall({"plain": result})
   assert overall.startswith("plain (sparse signal), to 54.0 %: vigor 2.00 ")
 
 
@@ -333,8 +334,8 @@ def test_a_baseline_that_did_not_learn_gives_no_targets():
   result = verdict.analyse(rules, "uniform")
   assert result["targets"] == []
   assert "did not learn" in " ".join(result["sentences"])
-  assert "no target" in verdict.overall({"x": result})[0]
-  [(_, header, rows)] = verdict.tables(result)
+  assert "no target" in wording.overall({"x": result})[0]
+  [(_, header, rows)] = wording.tables(result)
   assert header == ["rule", "final accuracy"] and len(rows) == 2
 
 

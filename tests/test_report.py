@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vigor_jax import report
-from vigor_jax import runs
+from vigor_jax.reporting import runs
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def test_wrong_folders_are_named(tmp_path, capsys):
 
 
 def test_labels_never_overlap():
-  from vigor_jax import plots
+  from vigor_jax.reporting import plots
   moved = plots.spread([0.5, 0.5, 0.1, 0.52], 0.2, 0.0, 1.0)
   order = np.argsort([0.5, 0.5, 0.1, 0.52], kind="stable")
   assert (np.diff(moved[order]) >= 0.2 - 1e-9).all()
@@ -232,7 +232,7 @@ def test_labels_never_overlap():
 
 
 def test_one_colour_per_rule():
-  from vigor_jax import plots
+  from vigor_jax.reporting import plots
   labels = ["uniform", "uniform:prompts_per_step=64", "vigor",
             "vigor:rounds=2", "eb_widening", "random_top",
             "low_success_first", "other"]

@@ -30,33 +30,48 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from vigor_jax import cells as cell_lib
 from vigor_jax import config as configuration
 from vigor_jax import metrics
-from vigor_jax import progress as progress_lib
 from vigor_jax import report
-from vigor_jax import runs as run_folders
-from vigor_jax import verdict
-from vigor_jax import workers
-
-_QUIET_SECONDS = 15.0  # Between progress lines when nothing else is said.
+from vigor_jax.grid import board as board_lib
+from vigor_jax.grid import cells as cell_lib
+from vigor_jax.grid import workers
+from vigor_jax.reporting import runs as run_folders
+from vigor_jax.reporting import verdict
+from vigor_jax.reporting import wording
 
 
 def _define(values: flags.FlagValues) -> None:
   flags.DEFINE_string(
-    "allocators", "uniform,vigor,eb_widening",
-    "rules: name[:field=value...], separated by commas", flag_values=values)
+    "allocators",
+    "uniform,vigor,eb_widening",
+    "rules: name[:field=value...], separated by commas",
+    flag_values=values,
+  )
   flags.DEFINE_string(
-    "seeds", "0,1,2", "seeds, such as 0,1,2 or 0-4", flag_values=values)
+    "seeds", "0,1,2", "seeds, such as 0,1,2 or 0-4", flag_values=values
+  )
   flags.DEFINE_multi_string(
-    "variants", [], "streams: [name:]field=value[:field=value...], separated "
-    "by commas; may be repeated", flag_values=values)
+    "variants",
+    [],
+    "streams: [name:]field=value[:field=value...], separated "
+    "by commas; may be repeated",
+    flag_values=values,
+  )
   flags.DEFINE_string(
-    "baseline", "", "the rule whose mean curve fixes the targets; default: "
-    "the first uniform one", flag_values=values)
+    "baseline",
+    "",
+    "the rule whose mean curve fixes the targets; default: "
+    "the first uniform one",
+    flag_values=values,
+  )
   flags.DEFINE_integer(
-    "jobs", 0, "runs at a time; default: one per core on CPUs, else 1",
-    lower_bound=0, flag_values=values)
+    "jobs",
+    0,
+    "runs at a time; default: one per core on CPUs, else 1",
+    lower_bound=0,
+    flag_values=values,
+  )
 
 
 # ------------------------------------------------------------------- one cell
@@ -114,134 +129,6 @@ def run_cell(task: tuple[str, cell_lib.Cell], report_to, *, workdir: str):
     raise KeyboardInterrupt from stop
 
 
-# -------------------------------------------------------------------- progress
-
-
-class Board:
-  """What the console shows of a grid, a line at a time.
-
-  Args:
-    cells: all of the grid.
-    finished: those that were complete before this command.
-    parallel: runs at a time.
-    file: where lines go; None: standard output.
-    logs: folder of what workers print; None when nothing is hidden there.
-  """
-
-  def __init__(self, cells, finished, parallel: int, file=None, logs=None):
-    self.state = {c.name: ("done" if c in finished else "missing")
-                  for c in cells}
-    self.errors: dict[str, str] = {}
-    self._cells = list(cells)
-    self._file = file or sys.stdout
-    self._left = {c.name: 0.0 if c in finished else 1.0 for c in cells}
-    self._parallel = parallel
-    self._running: dict[str, dict] = {}
-    self._begun = self._first = None
-    self._spoke = time.monotonic()
-    self._logs = logs
-    self._warm: dict[str, float] = {}
-
-  def say(self, text: str) -> None:
-    self._spoke = time.monotonic()
-    print(text, file=self._file, flush=True)
-
-  def notify(self, kind: str, task, value) -> None:
-    """Takes an event of `workers`."""
-    if task is not None and task[0] == "warm start":
-      self._warm_start(kind, task[1], value)
-    elif kind == "idle":
-      self._breathe()
-    else:
-      getattr(self, f"_{kind}")(task[1], value)
-
-  def _warm_start(self, kind, cell, value):
-    if kind == "started":
-      self._warm[cell.name] = time.monotonic()
-      self.say("warm start: trained once, shared by all cells"
-               + (f" ({cell.variant})" if cell.variant else ""))
-    elif kind == "failed":
-      self._warm.pop(cell.name)
-      self.say(f"warm start failed: {value}")
-    elif kind == "done":
-      begun = self._warm.pop(cell.name)
-      self.say(f"warm start ready after "
-               f"{progress_lib.duration(time.monotonic() - begun)}: {value}")
-
-  def _started(self, cell, _):
-    if self._begun is None:
-      self._begun = time.monotonic()
-      self._first = sum(self._left.values())
-    self._running[cell.name] = {
-      "cell": cell, "since": time.monotonic(),
-      "total_steps": cell_lib.config_of(cell).total_steps}
-    if self._parallel == 1:
-      self.say(f"[{self._done_count() + 1}/{len(self._cells)}] {cell.text}")
-
-  def _progress(self, cell, value):
-    self._running[cell.name].update(value)
-    total = self._running[cell.name]["total_steps"]
-    self._left[cell.name] = 1 - value["step"] / total
-    self._breathe()
-
-  def _done(self, cell, summary):
-    since = self._running.pop(cell.name)["since"]
-    self.state[cell.name] = "done"
-    self._left[cell.name] = 0.0
-    curve = [line["eval/accuracy"] for line in summary.get("curve", ())
-             if line.get("eval/accuracy") is not None]
-    shown = f"accuracy {curve[-1]:.3f} (from {curve[0]:.3f}), " if curve else ""
-    self.say(
-      f"[{self._done_count()}/{len(self._cells)}] {cell.text}: {shown}"
-      f"{progress_lib.quantity(summary['rollouts'])} rollouts, "
-      f"{progress_lib.duration(time.monotonic() - since)}{self._eta()}")
-
-  def _failed(self, cell, message):
-    self._running.pop(cell.name)
-    self.state[cell.name] = "failed"
-    self.errors[cell.name] = message
-    self._left[cell.name] = 0.0
-    self.say(f"FAILED {cell.text}: {message}")
-
-  def _breathe(self):
-    """A line about what is running, if nothing was said for a while."""
-    if time.monotonic() - self._spoke < _QUIET_SECONDS:
-      return
-    if self._warm:
-      since = min(self._warm.values())
-      self.say("  warm start, "
-               f"{progress_lib.duration(time.monotonic() - since)} so far"
-               + self._last_word())
-      return
-    parts = []
-    for running in self._running.values():
-      text = f"{running['cell'].text} step {running.get('step', 0)}"
-      if running.get("accuracy") is not None:
-        text += f" accuracy {running['accuracy']:.3f}"
-      parts.append(text)
-    if parts:
-      self.say(f"  {self._done_count()} of {len(self._cells)} done; "
-               f"{'; '.join(parts)}{self._eta()}")
-
-  def _last_word(self) -> str:
-    """The line that a worker printed last."""
-    files = sorted(pathlib.Path(self._logs).glob("*.log"),
-                   key=lambda file: file.stat().st_mtime) if self._logs else []
-    lines = files[-1].read_text().strip().splitlines() if files else []
-    return f": {lines[-1]}" if lines else ""
-
-  def _done_count(self) -> int:
-    return sum(state != "missing" for state in self.state.values())
-
-  def _eta(self) -> str:
-    left = sum(self._left.values())
-    made = self._first - left
-    if left <= 0 or made < 0.05:  # of one run: too little to go by
-      return ""
-    pace = (time.monotonic() - self._begun) / made
-    return f", {progress_lib.duration(pace * left)} left"
-
-
 # --------------------------------------------------------------------- results
 
 
@@ -254,7 +141,8 @@ def _choose_baseline(cells, wanted: str) -> str:
     near = difflib.get_close_matches(wanted, labels, n=1, cutoff=0.0)
     raise configuration.ConfigError(
       f"--baseline: {wanted!r} is none of the rules {', '.join(labels)}; did "
-      f"you mean {near[0]!r}?")
+      f"you mean {near[0]!r}?"
+    )
   return wanted
 
 
@@ -263,19 +151,25 @@ def _write(workdir, cells, board, baseline, command, results) -> None:
   record = {
     "command": command,
     "baseline": baseline,
-    "cells": [{
-      "name": cell.text,
-      "folder": f"{cell_lib.CELLS_FOLDER}/{cell.name}",
-      "label": cell.label, "variant": cell.variant, "seed": cell.seed,
-      "state": board.state[cell.name],
-      "error": board.errors.get(cell.name),
-    } for cell in cells],
+    "cells": [
+      {
+        "name": cell.text,
+        "folder": f"{cell_lib.CELLS_FOLDER}/{cell.name}",
+        "label": cell.label,
+        "variant": cell.variant,
+        "seed": cell.seed,
+        "state": board.state[cell.name],
+        "error": board.errors.get(cell.name),
+      }
+      for cell in cells
+    ],
     "results": results,
-    "overall": verdict.overall({k or "stream": v for k, v in results.items()}),
+    "overall": wording.overall({k or "stream": v for k, v in results.items()}),
   }
   metrics.atomic_write(
     str(pathlib.Path(workdir) / report.COMPARE_FILE),
-    json.dumps(record, indent=1) + "\n")
+    json.dumps(record, indent=1) + "\n",
+  )
 
 
 def _results(workdir, cells, board, baseline) -> dict[str, dict]:
@@ -301,19 +195,24 @@ def text_report(results) -> tuple[str, str]:
     if variant:
       console += ["", f"== {variant} =="]
       markdown += [f"## {variant}", ""]
-    for title, header, rows in verdict.tables(result):
-      widths = [max(len(row[i]) for row in (header, *rows))
-                for i in range(len(header))]
+    for title, header, rows in wording.tables(result):
+      widths = [
+        max(len(row[i]) for row in (header, *rows)) for i in range(len(header))
+      ]
       console += ["", title]
-      console += ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip()
-                  for row in (header, *rows)]
+      console += [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip()
+        for row in (header, *rows)
+      ]
       markdown += [f"### {title}", ""]
-      markdown += ["| " + " | ".join(row) + " |" for row in (
-        header, ["---"] * len(header), *rows)] + [""]
+      markdown += [
+        "| " + " | ".join(row) + " |"
+        for row in (header, ["---"] * len(header), *rows)
+      ] + [""]
     console += [""] + [f"- {said}" for said in result["sentences"]]
     markdown += [f"- {said}" for said in result["sentences"]] + [""]
   if len(results) > 1:
-    overall = verdict.overall(results)
+    overall = wording.overall(results)
     console += ["", "Overall:"] + [f"- {said}" for said in overall]
     markdown += ["## Overall", ""] + [f"- {said}" for said in overall] + [""]
   return "\n".join(console), "\n".join(markdown)
@@ -325,21 +224,36 @@ def text_report(results) -> tuple[str, str]:
 def _jobs(asked: int, tasks: int) -> int:
   """Runs at a time: more than one only where runs do not share a device."""
   import jax
+
   cpu = jax.default_backend() == "cpu"
   if asked > 1 and not cpu:
     raise configuration.ConfigError(
       f"--jobs={asked}: runs would share one {jax.default_backend()} device; "
-      "legal: 1")
+      "legal: 1"
+    )
   if not asked:
-    cores = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
-             else os.cpu_count() or 1)
+    cores = (
+      len(os.sched_getaffinity(0))
+      if hasattr(os, "sched_getaffinity")
+      else os.cpu_count() or 1
+    )
     asked = cores if cpu else 1
   return max(1, min(asked, tasks))
 
 
-def compare(config, workdir: str, *, allocators: str, seeds: str = "0,1,2",
-            variants: Sequence[str] = (), baseline: str = "", jobs: int = 0,
-            command: str = "", run=run_cell, file=None) -> int:
+def compare(
+  config,
+  workdir: str,
+  *,
+  allocators: str,
+  seeds: str = "0,1,2",
+  variants: Sequence[str] = (),
+  baseline: str = "",
+  jobs: int = 0,
+  command: str = "",
+  run=run_cell,
+  file=None,
+) -> int:
   """Runs, or continues, a grid and writes its report.
 
   Args:
@@ -363,10 +277,13 @@ def compare(config, workdir: str, *, allocators: str, seeds: str = "0,1,2",
   todo = [cell for cell in grid if cell not in finished]
   jobs = _jobs(jobs, len(todo)) if todo else 1
   logs = pathlib.Path(workdir) / "logs"
-  board = Board(grid, finished, jobs, file, logs if jobs > 1 else None)
+  board = board_lib.Board(
+    grid, finished, jobs, file, logs if jobs > 1 else None
+  )
   board.say(
     f"{len(grid)} cells, {len(finished)} of them finished already; "
-    f"{jobs} at a time; baseline {baseline}")
+    f"{jobs} at a time; baseline {baseline}"
+  )
   pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
   call = functools.partial(run, workdir=str(workdir))
 
@@ -382,8 +299,7 @@ def compare(config, workdir: str, *, allocators: str, seeds: str = "0,1,2",
     if jobs == 1:
       workers.run_here(_phases(todo), call, notify)
     else:
-      workers.run_pool(_phases(todo), call, notify, jobs=jobs,
-                       log_folder=logs)
+      workers.run_pool(_phases(todo), call, notify, jobs=jobs, log_folder=logs)
   finally:
     results = _results(workdir, grid, board, baseline)
     write(results)
@@ -393,8 +309,10 @@ def compare(config, workdir: str, *, allocators: str, seeds: str = "0,1,2",
     board.say(console)
   board.say(f"report: {report.build([workdir], workdir)}")
   if board.errors:
-    board.say(f"{len(board.errors)} of {len(grid)} cells failed; the same "
-              f"command tries them again: {', '.join(board.errors)}")
+    board.say(
+      f"{len(board.errors)} of {len(grid)} cells failed; the same "
+      f"command tries them again: {', '.join(board.errors)}"
+    )
   return 1 if board.errors else 0
 
 
@@ -419,9 +337,15 @@ def main(argv: Sequence[str]) -> int:
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     return compare(
-      args.config, args.workdir, allocators=asked.allocators,
-      seeds=asked.seeds, variants=asked.variants, baseline=asked.baseline,
-      jobs=asked.jobs, command=command)
+      args.config,
+      args.workdir,
+      allocators=asked.allocators,
+      seeds=asked.seeds,
+      variants=asked.variants,
+      baseline=asked.baseline,
+      jobs=asked.jobs,
+      command=command,
+    )
   except configuration.ConfigError as error:
     configuration.exit_with_message(error)
   except KeyboardInterrupt:

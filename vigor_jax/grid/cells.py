@@ -71,12 +71,12 @@ def parse_entry(entry: str) -> tuple[str, dict[str, str]]:
     if equals:
       last = field.strip()
       if last in overrides:
-        raise configuration.ConfigError(
-            f"{entry!r} sets {last} twice")
+        raise configuration.ConfigError(f"{entry!r} sets {last} twice")
       overrides[last] = value.strip()
     elif last is None:
       raise configuration.ConfigError(
-          f"{entry!r}: expected name:field=value, got {piece!r} after the name")
+        f"{entry!r}: expected name:field=value, got {piece!r} after the name"
+      )
     else:
       overrides[last] += f":{piece.strip()}"
   return name, overrides
@@ -91,13 +91,15 @@ def _check_rule(entry: str, name: str) -> None:
     return
   if not name or re.fullmatch(r"[\w.]+=.*", entry):
     raise configuration.ConfigError(
-        f"--allocators: {entry!r} names no allocator; overrides of one "
-        "allocator are joined to it by ':' as in vigor:rounds=2:keep=0.25")
+      f"--allocators: {entry!r} names no allocator; overrides of one "
+      "allocator are joined to it by ':' as in vigor:rounds=2:keep=0.25"
+    )
   near = difflib.get_close_matches(name, allocation.REGISTRY, n=1)
   hint = f"; did you mean {near[0]!r}?" if near else ""
   raise configuration.ConfigError(
-      f"--allocators: there is no allocator {name!r}{hint}; there are "
-      f"{', '.join(allocation.REGISTRY)}")
+    f"--allocators: there is no allocator {name!r}{hint}; there are "
+    f"{', '.join(allocation.REGISTRY)}"
+  )
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -107,18 +109,20 @@ def parse_seeds(text: str) -> list[int]:
     span = re.fullmatch(r"(\d+)(?:-(\d+))?", entry)
     if not span:
       raise configuration.ConfigError(
-          "--seeds: expected whole numbers such as 0,1,2 or 0-4, got "
-          f"{entry!r}")
+        f"--seeds: expected whole numbers such as 0,1,2 or 0-4, got {entry!r}"
+      )
     first, last = int(span[1]), int(span[2] or span[1])
     seeds += range(first, last + 1)
   if not seeds or len(set(seeds)) != len(seeds):
     raise configuration.ConfigError(
-        f"--seeds: expected different seeds, got {text!r}")
+      f"--seeds: expected different seeds, got {text!r}"
+    )
   return seeds
 
 
-def make(config, allocators: str, seeds: str,
-         variants: Sequence[str]) -> list[Cell]:
+def make(
+  config, allocators: str, seeds: str, variants: Sequence[str]
+) -> list[Cell]:
   """The grid, in the order it is run: stream by stream, seed by seed.
 
   Args:
@@ -145,10 +149,13 @@ def make(config, allocators: str, seeds: str,
       name, overrides = parse_entry(entry)
       if not overrides:
         raise configuration.ConfigError(
-            f"--variants: {entry!r} changes nothing; expected field=value")
+          f"--variants: {entry!r} changes nothing; expected field=value"
+        )
       streams.append((name or "-".join(overrides.values()), overrides))
-  for what, names in (("--allocators", [label for label, _ in rules]),
-                      ("--variants", [name for name, _ in streams])):
+  for what, names in (
+    ("--allocators", [label for label, _ in rules]),
+    ("--variants", [name for name, _ in streams]),
+  ):
     twice = [n for n in names if names.count(n) > 1]
     if twice:
       raise configuration.ConfigError(f"{what}: {twice[0]!r} is there twice")
@@ -157,22 +164,27 @@ def make(config, allocators: str, seeds: str,
     for seed in parse_seeds(seeds):
       for label, overrides in rules:
         try:
-          resolved = configuration.validate(configuration.with_overrides(
-              config, {**stream, **overrides, "seed": seed}))
+          resolved = configuration.validate(
+            configuration.with_overrides(
+              config, {**stream, **overrides, "seed": seed}
+            )
+          )
         except configuration.ConfigError as error:
           where = f"{variant} {label}".strip()
           raise configuration.ConfigError(f"{where}: {error}") from error
         name = f"{_slug(label)}-seed{seed}"
         if variant:
           name = f"{_slug(variant)}-{name}"
-        cells.append(Cell(name, label, variant, seed,
-                          configuration.to_json(resolved)))
+        cells.append(
+          Cell(name, label, variant, seed, configuration.to_json(resolved))
+        )
   names = [cell.name for cell in cells]
   clash = [cell for cell in cells if names.count(cell.name) > 1]
   if clash:
     raise configuration.ConfigError(
-        f"{clash[0].text} and {clash[1].text} would share the folder "
-        f"{clash[0].name}")
+      f"{clash[0].text} and {clash[1].text} would share the folder "
+      f"{clash[0].name}"
+    )
   return cells
 
 
@@ -209,5 +221,6 @@ def is_finished(workdir, cell: Cell) -> bool:
     return summary["total_steps"] == config.total_steps
   except (ValueError, KeyError) as error:
     raise configuration.ConfigError(
-        f"{path} cannot be read ({error!r}); delete the folder to run the "
-        "cell again") from error
+      f"{path} cannot be read ({error!r}); delete the folder to run the "
+      "cell again"
+    ) from error

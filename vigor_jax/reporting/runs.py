@@ -63,8 +63,9 @@ class Run:
 
   def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
     """(cumulative rollouts, values) of the train lines that have `key`."""
-    pairs = [(number(line, "rollouts"), number(line, key))
-             for line in self.train]
+    pairs = [
+      (number(line, "rollouts"), number(line, key)) for line in self.train
+    ]
     pairs = [p for p in pairs if not any(map(math.isnan, p))]
     x, y = zip(*pairs) if pairs else ((), ())
     return np.array(x, float), np.array(y, float)
@@ -149,9 +150,16 @@ def training_seconds(train: Sequence[dict]) -> np.ndarray | None:
   """
   if not train:
     return None
-  spent = np.array([
-      sum(v for k in line if k.startswith("time/")
-          and not math.isnan(v := number(line, k))) for line in train])
+  spent = np.array(
+    [
+      sum(
+        v
+        for k in line
+        if k.startswith("time/") and not math.isnan(v := number(line, k))
+      )
+      for line in train
+    ]
+  )
   if not (spent > 0).any():
     return None
   counts = np.array([number(line, "compiles") for line in train])
@@ -181,8 +189,9 @@ def read_lines(path: pathlib.Path, notes: list[str]) -> list[dict]:
     elif position == len(lines):  # no newline after it: cut off while written
       notes.append(f"{path.name}: the last line was cut off and is left out")
     else:
-      notes.append(f"{path.name}, line {position} is not a JSON object and is "
-                   "left out")
+      notes.append(
+        f"{path.name}, line {position} is not a JSON object and is left out"
+      )
   return objects
 
 
@@ -206,17 +215,27 @@ def _groups(lines: list[dict], notes: list[str]) -> list[dict]:
       rounds = line.get("round_counts") or []
       table = np.zeros((len(rounds), len(n)))
       for row, counts in enumerate(rounds):
-        table[row, :len(counts)] = counts
+        table[row, : len(counts)] = counts
       levels = line.get("levels")
       levels = None if levels is None else np.array(levels, np.float64)
-      if n.ndim != 1 or n.shape != total.shape or (
-          levels is not None and levels.shape != n.shape):
+      if (
+        n.ndim != 1
+        or n.shape != total.shape
+        or (levels is not None and levels.shape != n.shape)
+      ):
         raise ValueError("lengths differ")
     except (KeyError, TypeError, ValueError) as error:
       notes.append(f"groups.jsonl, step {line['step']} is left out: {error!r}")
       continue
-    result.append({"step": int(line["step"]), "n": n, "sum": total,
-                   "rounds": table, "levels": levels})
+    result.append(
+      {
+        "step": int(line["step"]),
+        "n": n,
+        "sum": total,
+        "rounds": table,
+        "levels": levels,
+      }
+    )
   return result
 
 
@@ -225,8 +244,9 @@ def _samples(lines: list[dict]) -> list[dict]:
   for line in lines:
     inner = line.get("samples")
     if isinstance(inner, list):
-      flat += [{"step": line.get("step"), **s} for s in inner
-               if isinstance(s, dict)]
+      flat += [
+        {"step": line.get("step"), **s} for s in inner if isinstance(s, dict)
+      ]
     else:
       flat.append(line)
   return flat
@@ -244,8 +264,9 @@ def read(folder) -> Run:
   path = folder / "config.json"
   if not path.exists() and not (folder / "metrics.jsonl").exists():
     raise ValueError(
-        f"{folder} is not a run folder: it has neither config.json nor "
-        "metrics.jsonl")
+      f"{folder} is not a run folder: it has neither config.json nor "
+      "metrics.jsonl"
+    )
   if path.exists():
     try:
       config = json.loads(path.read_text(encoding="utf-8"))
@@ -258,14 +279,14 @@ def read(folder) -> Run:
   evals = [line for line in lines if "eval/accuracy" in line]
   train = [line for line in lines if "eval/accuracy" not in line]
   return Run(
-      folder=folder,
-      config=config if isinstance(config, dict) else {},
-      train=_by_step(train),
-      evals=_by_step(evals),
-      groups=_groups(read_lines(folder / "groups.jsonl", notes), notes),
-      samples=_samples(read_lines(folder / "samples.jsonl", notes)),
-      notes=notes,
-      command=command.read_text().strip() if command.exists() else "",
+    folder=folder,
+    config=config if isinstance(config, dict) else {},
+    train=_by_step(train),
+    evals=_by_step(evals),
+    groups=_groups(read_lines(folder / "groups.jsonl", notes), notes),
+    samples=_samples(read_lines(folder / "samples.jsonl", notes)),
+    notes=notes,
+    command=command.read_text().strip() if command.exists() else "",
   )
 
 
@@ -283,8 +304,11 @@ def pass_rate_histograms(runs: Sequence[Run], stretches: int = 3):
     ([(text, edges [11], shares [10], mean)] per stretch of steps, and how the
     shares were found, in words).
   """
-  binary = all(np.array_equal(s["sum"], np.rint(s["sum"]))
-               for run in runs for s in run.groups)
+  binary = all(
+    np.array_equal(s["sum"], np.rint(s["sum"]))
+    for run in runs
+    for s in run.groups
+  )
   steps = sorted({s["step"] for run in runs for s in run.groups})
   edges = np.linspace(0, 1, 11)
   histograms = []
@@ -301,12 +325,16 @@ def pass_rate_histograms(runs: Sequence[Run], stretches: int = 3):
       shares = np.histogram(people.mean, edges, weights=people.weights)[0]
     else:
       shares = np.histogram(total / n, edges)[0] / len(n)
-    text = (f"step {part[0]}" if len(part) == 1
-            else f"steps {part[0]}\nto {part[-1]}")
+    text = (
+      f"step {part[0]}" if len(part) == 1 else f"steps {part[0]}\nto {part[-1]}"
+    )
     mean = float((total / n).mean())
     histograms.append((text, edges, shares, mean))
-  how = ("share of the opened prompts, deconvolved from their counts (EM)"
-         if binary else "share of the opened prompts by their mean reward, raw")
+  how = (
+    "share of the opened prompts, deconvolved from their counts (EM)"
+    if binary
+    else "share of the opened prompts by their mean reward, raw"
+  )
   return histograms, how
 
 
@@ -334,8 +362,10 @@ def label_runs(runs: Sequence[Run]) -> None:
   flats = [flatten(r.config) for r in bare]
   keys = sorted(set().union(*flats)) if flats else []
   differing = [
-      k for k in keys
-      if len({json.dumps(f.get(k), sort_keys=True) for f in flats}) > 1]
+    k
+    for k in keys
+    if len({json.dumps(f.get(k), sort_keys=True) for f in flats}) > 1
+  ]
   for run, flat in zip(bare, flats):
     own = f"allocation.{run.allocator}."
     parts = [run.allocator]
@@ -369,15 +399,19 @@ def mean_curve(runs: Sequence[Run], against: str):
   if not curves:
     return None
   grids = [run.curve("rollouts")[0] for run, *_ in curves]
-  if all(len(x) == len(grids[0]) and np.array_equal(grid, grids[0])
-         for grid, (_, x, _) in zip(grids, curves)):
+  if all(
+    len(x) == len(grids[0]) and np.array_equal(grid, grids[0])
+    for grid, (_, x, _) in zip(grids, curves)
+  ):
     table = np.stack([y for *_, y in curves])
     return statistics.MeanCurve(
-        np.mean([x for _, x, _ in curves], axis=0), table.mean(0),
-        table.min(0), table.max(0))
+      np.mean([x for _, x, _ in curves], axis=0),
+      table.mean(0),
+      table.min(0),
+      table.max(0),
+    )
   curves = [(x, y) for _, x, y in curves]
-  if max(c[0][0] for c in curves) > min(
-      c[0][-1] for c in curves):
+  if max(c[0][0] for c in curves) > min(c[0][-1] for c in curves):
     return None
   return statistics.mean_curve(curves)
 

@@ -92,8 +92,7 @@ class _Worker:
 
 
 def run_pool(
-  phases: Sequence[Sequence], run: Run, notify: Notify, *, jobs: int,
-  log_folder
+  phases: Sequence[Sequence], run: Run, notify: Notify, *, jobs: int, log_folder
 ) -> None:
   """Runs tasks in `jobs` worker processes that take them from the list.
 
@@ -108,8 +107,9 @@ def run_pool(
   Raises:
     KeyboardInterrupt: after every worker has saved its run and left.
   """
-  cores = sorted(os.sched_getaffinity(0)) if hasattr(
-    os, "sched_getaffinity") else []
+  cores = (
+    sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+  )
   log_folder = pathlib.Path(log_folder)
   log_folder.mkdir(parents=True, exist_ok=True)
   workers = []

@@ -1,0 +1,1 @@
+"""A grid of runs: its cells, the processes that run them, its console."""
