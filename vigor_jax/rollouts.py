@@ -6,7 +6,9 @@ rounds is asked at a barrier, a streaming rule whenever slots free up.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import time
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ class StepRollouts:
     utilisation: useful row steps / (slots x decode steps).
     prefilled: prompts run through the model.
     decode_steps: decode steps of all slots.
+    wait: seconds spent waiting for verdicts that were late.
   """
 
   groups: allocation.Groups
@@ -44,6 +47,7 @@ class StepRollouts:
   utilisation: float
   prefilled: int
   decode_steps: int
+  wait: float
 
   def metrics(self) -> dict[str, Any]:
     """The step's reward/, groups/, rollouts/, allocation/ and slots/ keys."""
@@ -64,6 +68,7 @@ class StepRollouts:
         "slots/utilisation": self.utilisation,
         "slots/decode_steps": self.decode_steps,
         "slots/prefilled": self.prefilled,
+        "time/wait": self.wait,
     }
 
   def group_record(self) -> dict[str, Any]:
@@ -113,10 +118,11 @@ class Collector:
           parts.config.rollout_budget, sampler.settings.max_new_tokens,
           groups)
     self._prompts = self._window.prompts
+    self._wait = 0.0
     draw = self._stream if allocator.streaming else self._rounds
     draw(params, groups, buffer, timer)
     return StepRollouts(groups, self._prompts, buffer, sampler.utilisation,
-                        sampler.prefilled, sampler.decode_steps)
+                        sampler.prefilled, sampler.decode_steps, self._wait)
 
   def _rounds(self, params, groups, buffer, timer) -> None:
     rounds = self._parts.allocator.rounds(groups)
@@ -138,16 +144,20 @@ class Collector:
       self._settle(pending, groups, buffer, timer)
 
   def _stream(self, params, groups, buffer, timer) -> None:
-    """A free slot asks the rule; verdicts are settled before it is asked.
+    """The rule is asked whenever a slot frees up, while others decode.
 
-    Rows are handed over in logical time (chunk, then slot), so decisions do
-    not depend on when a verdict arrives.
+    Decisions happen in logical time: a verdict becomes visible `lag` chunks
+    after the chunk in which its rollout ended, or when nothing is left to
+    decode, however long it took; one that is late is waited for. So they do
+    not depend on when verdicts arrive.
     """
-    pending = []
+    pending = collections.deque()
+    lag = self._parts.config.sampling.lag
 
-    def ask(free: int) -> None:
-      self._settle(pending, groups, buffer, timer)
-      pending.clear()
+    def ask(free: int, chunk: int | None) -> None:
+      while pending and (
+          chunk is None or pending[0][0].end_chunk[0] + lag <= chunk):
+        self._settle([pending.popleft()], groups, buffer, timer)
       while free > 0:
         with timer("allocate"):
           request = self._parts.allocator.grant(groups, free)
@@ -163,7 +173,10 @@ class Collector:
       if rows is None:
         return
       with timer("reward"):
-        pending.append((rows, self._submit(rows)))
+        # By chunk: each has its own time of becoming visible.
+        for chunk in np.unique(rows.end_chunk):
+          part = rows.take(rows.end_chunk == chunk)
+          pending.append((part, self._submit(part)))
 
   def _enqueue(self, params, groups, request, timer) -> None:
     sampler = self._parts.sampler
@@ -192,8 +205,11 @@ class Collector:
     """Waits for verdicts and adds the rows to the buffer."""
     for rows, handle in pending:
       with timer("reward"):
+        start = time.perf_counter()
+        verdicts = self._parts.scorer.collect(handle)
+        self._wait += time.perf_counter() - start
         verdicts = experiment_lib.add_noise(
-            self._parts.config, self._parts.scorer.collect(handle),
-            groups.positions[rows.group], rows.sample)
+            self._parts.config, verdicts, groups.positions[rows.group],
+            rows.sample)
       with timer("allocate"):
         buffer.add(rows, verdicts)

@@ -66,15 +66,10 @@ def test_a_stream_of_its_own_gives_other_numbers_at_the_same_step():
   "changes",
   [
     dict(slots=1),
-    dict(slots=3, chunk=1),
-    dict(slots=7, chunk=2),
+    dict(slots=7, chunk=2, widths=(2, 4), chunks_per_dispatch=2),
     dict(slots=24, chunk=9),  # a completion fits one chunk: no cache
-    dict(slots=5, chunk=8),
-    dict(chunks_per_dispatch=1),
-    dict(chunks_per_dispatch=2, slots=6),
-    dict(prefill_batch=1, prompt_buckets=(8,)),
-    dict(prefill_batch=8, prompt_buckets=(2, 3, 8)),
-    dict(prefixes=17, queue=40),
+    dict(slots=3, chunk=1, prefill_batch=3, prompt_buckets=(2, 8)),
+    dict(prefixes=17, queue=40, chunks_per_dispatch=1),
   ],
 )
 def test_the_same_rollout_whatever_the_shapes(policy, changes):
@@ -123,7 +118,7 @@ def test_mixed_lengths_equal_single_runs(policy):
 
 def test_nothing_compiles_on_a_second_pass(policy):
   graph, params = policy
-  sampler = make(graph, slots=5, chunk=2, max_new_tokens=7)
+  sampler = make(graph, slots=3, chunk=2, max_new_tokens=7)
   before = compilation.count()
   sampler.warm_up(params)
   # A prefill per bucket and decoding; the rest are the small programs that
@@ -253,18 +248,17 @@ def test_settings_are_per_row(policy):
 
 def test_logical_time_is_the_chunk_in_which_a_row_ended(policy):
   graph, params = policy
-  sampler = make(graph, slots=24, stop_ids=(1, 4, 9))
+  sampler = make(graph, slots=24, chunk=2, stop_ids=(1, 4, 9))
   for key, row in draw(sampler, params).items():
-    # Everyone began in chunk 0 (24 slots, 24 rollouts; 3 steps a chunk).
-    assert row["end_chunk"] == (len(row["tokens"]) - 1) // 3, key
+    # Everyone began in chunk 0 (24 slots, 24 rollouts; 2 steps a chunk).
+    assert row["end_chunk"] == (len(row["tokens"]) - 1) // 2, key
     assert row["slot"] == 4 * key[0] + key[1]
 
 
-@pytest.mark.parametrize("per_dispatch", [0, 1, 2])
-def test_logical_time_does_not_depend_on_dispatches(policy, per_dispatch):
+def test_logical_time_does_not_depend_on_dispatches(policy):
   graph, params = policy
   plain = draw(make(graph), params)
-  other = draw(make(graph, chunks_per_dispatch=per_dispatch), params)
+  other = draw(make(graph, chunks_per_dispatch=2), params)
   for key in plain:
     assert plain[key]["end_chunk"] == other[key]["end_chunk"]
     assert plain[key]["slot"] == other[key]["slot"]
@@ -272,12 +266,12 @@ def test_logical_time_does_not_depend_on_dispatches(policy, per_dispatch):
 
 def test_utilisation_counts_useful_row_steps(policy):
   graph, params = policy
-  sampler = make(graph, slots=3, chunk=3)
+  sampler = make(graph)
   drawn = draw(sampler, params)
   tokens = sum(len(r["tokens"]) for r in drawn.values())
   assert sampler.useful_steps == tokens
   assert sampler.utilisation == pytest.approx(
-    tokens / (3 * sampler.decode_steps)
+    tokens / (4 * sampler.decode_steps)
   )
   assert 0.5 < sampler.utilisation <= 1
 

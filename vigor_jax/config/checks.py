@@ -72,6 +72,8 @@ RANGES = {
   "sampling.slots": "[1, inf)",
   "sampling.chunk": "[1, inf)",
   "sampling.chunks_per_dispatch": "[0, inf)",
+  "sampling.ahead": "[-1, inf)",
+  "sampling.lag": "[0, inf)",
   "sampling.prefixes": "[0, inf)",
   "sampling.temperature": "[0, inf)",
   "sampling.top_k": "[0, inf)",

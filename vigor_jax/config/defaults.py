@@ -123,6 +123,10 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     slots=64,  # Rows decoded at once.
     chunk=8,  # Decode steps between two refills of free slots.
     chunks_per_dispatch=0,  # Chunks before the host looks; 0: all of a round.
+    # Streaming rules: rollouts waiting beyond the slots (-1: a quarter of
+    # them), and chunks after which a verdict is seen.
+    ahead=-1,
+    lag=1,
     prefixes=0,  # Prompts whose caches are kept; 0: what the allocator needs.
     temperature=1.0,
     top_k=0,  # 0: off.

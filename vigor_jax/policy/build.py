@@ -65,7 +65,7 @@ def sampler_settings(config, max_prompts: int) -> sampler_lib.Settings:
   prefixes = s.prefixes or max(max_prompts, s.slots)
   return sampler_lib.Settings(
       slots=s.slots, chunk=min(s.chunk, s.max_new_tokens),
-      chunks_per_dispatch=s.chunks_per_dispatch,
+      chunks_per_dispatch=s.chunks_per_dispatch, ahead=s.ahead,
       max_new_tokens=s.max_new_tokens,
       prompt_buckets=tuple(s.prompt_buckets), prefill_batch=s.prefill_batch,
       prefixes=max(prefixes, max_prompts), queue=config.rollout_budget,

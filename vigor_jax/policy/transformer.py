@@ -113,28 +113,60 @@ class Block(nnx.Module):
     self.up = _normal(rngs, (d, f), d**-0.5, dtype)
     self.down = _normal(rngs, (f, d), f**-0.5 * out_scale, dtype)
     self.sizes = sizes
+    self.fused = False
 
-  def __call__(self, x: Array, rope, attend: Attend) -> tuple[Array, Any]:
-    """x [B, T, D] -> (x [B, T, D], whatever `attend` saved)."""
-    sizes, dtype = self.sizes, x.dtype
-    with jax.named_scope("attention"):
-      y = self.attn_norm(x)
+  def fuse(self) -> None:
+    """Makes q, k and v one matrix, gate and up another, for decoding.
+
+    The same numbers from fewer and wider products: columns of a product do
+    not depend on each other.
+    """
+    flat = lambda a: a[...].reshape(a[...].shape[0], -1)
+    self.qkv = nnx.Param(
+        jnp.concatenate([flat(self.q), flat(self.k), flat(self.v)], 1))
+    self.gate_up = nnx.Param(
+        jnp.concatenate([self.gate[...], self.up[...]], 1))
+    del self.q, self.k, self.v, self.gate, self.up
+    self.fused = True
+
+  def project(self, y: Array) -> tuple[Array, Array, Array]:
+    """Queries [B, T, H, hd], keys and values [B, T, K, hd], not rotated."""
+    sizes, dtype = self.sizes, y.dtype
+    if self.fused:
+      h, k = sizes.heads, sizes.kv_heads
+      qkv = (y @ self.qkv[...].astype(dtype)).reshape(
+          *y.shape[:2], h + 2 * k, sizes.head_dim)
+      q, k, v = jnp.split(qkv, (h, h + k), axis=2)
+    else:
       q = jnp.einsum("btd,dhk->bthk", y, self.q[...].astype(dtype))
       k = jnp.einsum("btd,dhk->bthk", y, self.k[...].astype(dtype))
       v = jnp.einsum("btd,dhk->bthk", y, self.v[...].astype(dtype))
-      if sizes.qkv_bias:
-        q = q + self.q_bias[...].astype(dtype)
-        k = k + self.k_bias[...].astype(dtype)
-        v = v + self.v_bias[...].astype(dtype)
-      if sizes.qk_norm:
-        q, k = self.q_norm(q), self.k_norm(k)
+    if sizes.qkv_bias:
+      q = q + self.q_bias[...].astype(dtype)
+      k = k + self.k_bias[...].astype(dtype)
+      v = v + self.v_bias[...].astype(dtype)
+    if sizes.qk_norm:
+      q, k = self.q_norm(q), self.k_norm(k)
+    return q, k, v
+
+  def mlp(self, y: Array) -> Array:
+    """Gated MLP of y [B, T, D]."""
+    dtype = y.dtype
+    if self.fused:
+      gate, up = jnp.split(y @ self.gate_up[...].astype(dtype), 2, axis=-1)
+    else:
+      gate = y @ self.gate[...].astype(dtype)
+      up = y @ self.up[...].astype(dtype)
+    return (jax.nn.silu(gate) * up) @ self.down[...].astype(dtype)
+
+  def __call__(self, x: Array, rope, attend: Attend) -> tuple[Array, Any]:
+    """x [B, T, D] -> (x [B, T, D], whatever `attend` saved)."""
+    with jax.named_scope("attention"):
+      q, k, v = self.project(self.attn_norm(x))
       out, saved = attend(rotate(q, rope), rotate(k, rope), v)
-      x = x + jnp.einsum("bthk,hkd->btd", out, self.o[...].astype(dtype))
+      x = x + jnp.einsum("bthk,hkd->btd", out, self.o[...].astype(x.dtype))
     with jax.named_scope("mlp"):
-      y = self.mlp_norm(x)
-      gate = jax.nn.silu(y @ self.gate[...].astype(dtype))
-      x = x + (gate * (y @ self.up[...].astype(dtype))) @ self.down[
-          ...].astype(dtype)
+      x = x + self.mlp(self.mlp_norm(x))
     return x, saved
 
 
@@ -174,7 +206,8 @@ class Transformer(nnx.Module):
 
   def __call__(self, tokens: Array, positions: Array, attend: Attend, *,
                layers: Any = None, blocks: list[Block] | None = None,
-               remat: bool = False) -> tuple[Array, Any]:
+               remat: bool = False, rope: tuple[Array, Array] | None = None
+               ) -> tuple[Array, Any]:
     """Hidden states after the final norm.
 
     Args:
@@ -185,12 +218,14 @@ class Transformer(nnx.Module):
         list of pytrees when `blocks` is given.
       blocks: `split_layers()`, to unroll the layers instead of scanning.
       remat: recompute each layer in the backward pass.
+      rope: `rope_tables` of the positions, where the caller has them.
 
     Returns:
       (hidden [B, T, D] in the compute dtype, saved: stacked or a list).
     """
     x = self.embed[...][tokens].astype(self.sizes.dtype)
-    rope = rope_tables(self.sizes, positions)
+    if rope is None:
+      rope = rope_tables(self.sizes, positions)
     if blocks is not None:
       layers = layers or [None] * len(blocks)
       saved = []

@@ -3,17 +3,15 @@
     prefixes   one row per prompt of the step: keys and values of its prompt
     queue      rollouts still to draw: (prefix, prompt position, sample index)
     slots      S decode rows; a free slot takes the next entry of the queue
-    out        one row per queue entry: tokens, log-probs, length
+    report     the rollouts that ended in this dispatch
 
 One `decode` dispatch runs many chunks on the device. A chunk is: free slots
-take work from the queue (their prefix is copied in), then up to C decode
-steps for all slots, then results are written and the chunk's keys and values
-are merged into the cache. Inside a chunk new keys and values go to a small
-buffer at the same index for all rows, so a step never scatters:
-
-    cache  [S, K, M, hd]   | prompt ........ | completion so far .... |
-                           0              filled[s]                   M
-    buffer [S, K, C, hd]   | this chunk |     index i for every row
+take work from the queue, then up to C decode steps, then the rows that ended
+are appended to the report and the chunk's keys and values are merged into the
+cache (cache.py). A chunk runs at one of a few widths and cache lengths, the
+smallest that holds what is active (`Shape`), so the tail of a round does not
+pay for idle slots nor a young cache for its empty end; all of them are
+compiled into the one program.
 
 Randomness is addressed: the uniform number behind a token is a function of
 (seed, step, prompt position in the stream, sample index, token index), so a
@@ -24,21 +22,30 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
 
 from vigor_jax.policy import transformer
+from vigor_jax.sampling import cache as cache_lib
 from vigor_jax.sampling import logits as logits_lib
+from vigor_jax.sampling import random as random_lib
+from vigor_jax.sampling.weights import Weights
 
 Array = jax.Array
+
+
+class Shape(NamedTuple):
+  """A compiled size of a chunk: slots, and ring columns attended to."""
+
+  width: int
+  length: int
 
 
 class Prefixes(NamedTuple):
   """Prompts of a step, ready to be continued.
 
   Attributes:
-    kv: per layer (k, v), each [P, K, Lp, hd]; stacked on axis 0 or a list.
+    kv: per layer (keys, values) of P prompts; see cache.py.
     lengths: int32 [P] prompt lengths.
     last_token: int32 [P] last prompt token: the first decode input.
   """
@@ -49,96 +56,107 @@ class Prefixes(NamedTuple):
 
 
 class Queue(NamedTuple):
-  """Rollouts to draw, [Q] each; entries below the tail are valid."""
+  """Rollouts to draw, [Q] each; entries below the tail are valid.
+
+  On the host it is one int32 array [8, Q] in this order, floats as their
+  bits: one transfer per dispatch.
+  """
 
   prefix: Array  # int32 row of Prefixes
   position: Array  # uint32 prompt position in the stream (low 32 bits)
   sample: Array  # uint32 index of the rollout in its group
+  limit: Array  # int32 longest completion
   temperature: Array  # float32
   top_k: Array  # int32, 0 = off
   top_p: Array  # float32, 1 = off
   min_p: Array  # float32, 0 = off
 
 
-class Out(NamedTuple):
-  """Finished rollouts by queue entry; length 0 = not finished."""
+QUEUE_DTYPES = Queue("int32", "uint32", "uint32", "int32", "float32", "int32",
+                     "float32", "float32")
 
-  tokens: Array  # int32 [Q, L]
-  logprobs: Array  # float32 [Q, L]
-  processed: Array  # float32 [Q, L]
-  lengths: Array  # int32 [Q], stop token included
-  stopped: Array  # bool [Q], ended by a stop token (else truncated)
-  end_chunk: Array  # int32 [Q], chunk in which the row ended: logical time
-  slot: Array  # int32 [Q]
+
+class Record(NamedTuple):
+  """What is kept of each token."""
+
+  tokens: Array  # int32 [rows, L]
+  logprobs: Array  # float32 [rows, L]
+  processed: Array  # float32 [rows, L]
+
+
+class Report(NamedTuple):
+  """Rows that ended in a dispatch, in logical time; `count` are valid."""
+
+  record: Record  # [R, L]
+  item: Array  # int32 [R] queue entry
+  lengths: Array  # int32 [R], stop token included
+  stopped: Array  # bool [R], ended by a stop token (else truncated)
+  end_chunk: Array  # int32 [R], chunk in which the row ended: logical time
+  slot: Array  # int32 [R]
+  count: Array  # int32 []
+  head: Array  # int32 [] queue entries taken so far
+  chunks: Array  # int32 [] run in this step
+  steps: Array  # int32 [] decode steps of this step
+  row_steps: Array  # int32 [] rows computed, idle ones included
+  useful: Array  # int32 [] row steps that produced a token
 
 
 class Slots(NamedTuple):
   """Decode rows. `head` is the next queue entry to serve."""
 
-  kv: Any  # per layer (k, v), each [S, K, M, hd]
-  filled: Array  # int32 [S] valid cache entries
+  kv: Any  # completions so far: the ring of cache.py
+  written: Array  # int32 [R] time at which a ring column was written, or -1
+  record: Record  # [S, L] of the running rollouts
+  prefix: Array  # int32 [S] row of Prefixes
+  base: Array  # int32 [S] rotary position of the first input
+  began: Array  # int32 [S] time at which the rollout began
   token: Array  # int32 [S] next input
   generated: Array  # int32 [S]
+  limit: Array  # int32 [S]
   active: Array  # bool [S]
-  item: Array  # int32 [S] queue entry, Q where none
+  item: Array  # int32 [S] queue entry
   row_key: Array  # uint32 [S, 2]
+  settings: tuple[Array, ...]  # temperature, top_k, top_p, min_p [S]
   head: Array  # int32 []
-  chunks: Array  # int32 [] chunks run so far in this step
-  steps: Array  # int32 [] decode steps run so far in this step
-  useful: Array  # int32 [] row steps that produced a token
-
-
-def unrolled(sizes: transformer.Sizes) -> bool:
-  """Small models run their layers unrolled: no slices of stacked arrays."""
-  return sizes.layers <= 4
-
-
-def _kv_zeros(sizes, rows: int, length: int, dtype) -> Any:
-  shape = (rows, sizes.kv_heads, length, sizes.head_dim)
-  if unrolled(sizes):
-    return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
-            for _ in range(sizes.layers)]
-  shape = (sizes.layers,) + shape
-  return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+  time: Array  # int32 [] ring columns written since all slots were idle
+  chunks: Array  # int32 []
+  steps: Array  # int32 []
+  row_steps: Array  # int32 []
+  useful: Array  # int32 []
 
 
 def empty_prefixes(sizes, prompts: int, length: int, dtype) -> Prefixes:
   """A prefix store for `prompts` prompts of at most `length` tokens."""
-  return Prefixes(_kv_zeros(sizes, prompts, length, dtype),
+  return Prefixes(cache_lib.empty(sizes, prompts, length, dtype),
                   jnp.ones((prompts,), jnp.int32),
                   jnp.zeros((prompts,), jnp.int32))
 
 
-def empty_slots(sizes, slots: int, length: int, queue: int, dtype) -> Slots:
-  """All slots free; `length` is the cache's M."""
-  zeros = lambda dtype=jnp.int32: jnp.zeros((slots,), dtype)
+def _empty_record(rows: int, length: int) -> Record:
+  return Record(jnp.zeros((rows, length), jnp.int32),
+                jnp.zeros((rows, length), jnp.float32),
+                jnp.zeros((rows, length), jnp.float32))
+
+
+def empty_slots(sizes, slots: int, ring: int, max_new_tokens: int,
+                dtype) -> Slots:
+  """All slots free; `ring` is the number of its columns."""
+  ints = lambda: jnp.zeros((slots,), jnp.int32)
+  floats = lambda: jnp.zeros((slots,), jnp.float32)
   return Slots(
-      _kv_zeros(sizes, slots, length, dtype), zeros(), zeros(), zeros(),
-      zeros(bool), jnp.full((slots,), queue, jnp.int32),
-      jnp.zeros((slots, 2), jnp.uint32), *[jnp.zeros((), jnp.int32)] * 4)
+      kv=cache_lib.empty(sizes, slots, ring, dtype),
+      written=jnp.full((ring,), -1, jnp.int32),
+      record=_empty_record(slots, max_new_tokens), prefix=ints(),
+      base=ints(), began=ints(), token=ints(), generated=ints(),
+      limit=ints(), active=jnp.zeros((slots,), bool), item=ints(),
+      row_key=jnp.zeros((slots, 2), jnp.uint32),
+      settings=(floats(), ints(), floats(), floats()),
+      **{k: jnp.zeros((), jnp.int32) for k in (
+          "head", "time", "chunks", "steps", "row_steps", "useful")})
 
 
-def empty_out(queue: int, length: int) -> Out:
-  """No rollout finished."""
-  return Out(jnp.zeros((queue, length), jnp.int32),
-             jnp.zeros((queue, length), jnp.float32),
-             jnp.zeros((queue, length), jnp.float32),
-             jnp.zeros((queue,), jnp.int32), jnp.zeros((queue,), bool),
-             jnp.zeros((queue,), jnp.int32), jnp.zeros((queue,), jnp.int32))
-
-
-def cache_length(prompt_length: int, max_new_tokens: int, chunk: int) -> int:
-  """Cache entries per slot, M.
-
-  A completion that fits in one chunk lives in the chunk's buffer only.
-  """
-  if max_new_tokens <= chunk:
-    return prompt_length
-  return prompt_length + -(-max_new_tokens // chunk) * chunk
-
-
-def prefill(graph, params, prefixes: Prefixes, tokens: Array, lengths: Array,
-            rows: Array) -> Prefixes:
+def prefill(weights: Weights, leaves, prefixes: Prefixes, tokens: Array,
+            lengths: Array, rows: Array) -> Prefixes:
   """Runs prompts through the model and keeps their keys and values.
 
   Args:
@@ -146,233 +164,260 @@ def prefill(graph, params, prefixes: Prefixes, tokens: Array, lengths: Array,
     lengths: int32 [N].
     rows: int32 [N] where to keep each; out of range = padding, dropped.
   """
-  model = nnx.merge(graph, params)
-  blocks = model.split_layers() if isinstance(prefixes.kv, list) else None
+  model, blocks = weights.model(leaves)
   n, length = tokens.shape
   positions = jnp.broadcast_to(jnp.arange(length), (n, length))
   _, saved = model(tokens, positions, transformer.causal_attend,
                    blocks=blocks)
-  if blocks is not None:
-    kv = [tuple(_put(store, new, rows) for store, new in zip(pair, news))
-          for pair, news in zip(prefixes.kv, saved)]
-  else:
-    put = jax.vmap(_put, in_axes=(0, 0, None))
-    kv = tuple(put(store, new, rows)
-               for store, new in zip(prefixes.kv, saved))
   last = jnp.take_along_axis(tokens, lengths[:, None] - 1, 1)[:, 0]
-  return Prefixes(kv, prefixes.lengths.at[rows].set(lengths, mode="drop"),
-                  prefixes.last_token.at[rows].set(last, mode="drop"))
+  return Prefixes(
+      cache_lib.put_prompts(prefixes.kv, saved, rows),
+      prefixes.lengths.at[rows].set(lengths, mode="drop"),
+      prefixes.last_token.at[rows].set(last, mode="drop"))
 
 
-def _put(store: Array, new: Array, rows: Array) -> Array:
-  """store [P, K, Lp, hd] with new [N, T, K, hd] written at `rows`."""
-  new = jnp.swapaxes(new, 1, 2).astype(store.dtype)
-  return store.at[rows, :, : new.shape[2]].set(new, mode="drop")
-
-
-def _attend_step(layer, q, k, v, *, valid, index):
-  """One new token per row against cache, chunk buffer and itself.
-
-  layer: (cache k, v [S, K, M, hd], buffer k, v [S, K, C, hd]).
-  valid: bool [S, M]; buffer entries below `index` are valid.
-  """
-  cache_k, cache_v, buffer_k, buffer_v = layer
-  s, _, h, hd = q.shape
-  kh = k.shape[2]
-  q = q.reshape(s, kh, h // kh, hd)
-  k, v = k[:, 0], v[:, 0]  # [S, K, hd]
-  f32 = dict(preferred_element_type=jnp.float32)
-  old = jnp.einsum("skgd,skmd->skgm", q, cache_k.astype(q.dtype), **f32)
-  new = jnp.einsum("skgd,skmd->skgm", q, buffer_k.astype(q.dtype), **f32)
-  own = jnp.einsum("skgd,skd->skg", q, k, **f32)[..., None]
-  recent = jnp.arange(buffer_k.shape[2]) < index
-  scores = jnp.concatenate(
-      [jnp.where(valid[:, None, None], old, -1e30),
-       jnp.where(recent, new, -1e30), own], -1) * hd**-0.5
-  w = jax.nn.softmax(scores, -1).astype(q.dtype)
-  m = cache_k.shape[2]
-  out = jnp.einsum("skgm,skmd->skgd", w[..., :m], cache_v.astype(q.dtype))
-  out += jnp.einsum("skgm,skmd->skgd", w[..., m:-1],
-                    buffer_v.astype(q.dtype))
-  out += w[..., -1:] * v[:, :, None]
-  return out.reshape(s, 1, h, hd), (k, v)
-
-
-def _uniforms(row_key: Array, first: Array, count: int) -> Array:
-  """Uniform numbers [S, count] for tokens first .. first + count - 1."""
-
-  def one(key, token):
-    key = jax.random.fold_in(jax.random.wrap_key_data(key), token)
-    return jax.random.uniform(key)
-
-  tokens = first[:, None] + jnp.arange(count)
-  return jax.vmap(jax.vmap(one, (None, 0)))(row_key, tokens)
-
-
-def _row_keys(step_key: Array, position: Array, sample: Array) -> Array:
-  """uint32 [S, 2] keys of (step key, prompt position, sample index)."""
-
-  def one(position, sample):
-    key = jax.random.wrap_key_data(step_key)
-    key = jax.random.fold_in(jax.random.fold_in(key, position), sample)
-    return jax.random.key_data(key)
-
-  return jax.vmap(one)(position, sample)
+def _unpack(queue: Array) -> Queue:
+  return Queue(*[
+      row if dtype == "int32" else jax.lax.bitcast_convert_type(row, dtype)
+      for row, dtype in zip(queue, QUEUE_DTYPES)])
 
 
 def _refill(prefixes: Prefixes, slots: Slots, queue: Queue, tail: Array,
             step_key: Array) -> Slots:
   """Free slots take the next queue entries, in slot order."""
   free = ~slots.active
+  # No rollout needs the ring's columns: count time from 0 again, so that
+  # they are found at its start.
+  idle = jnp.all(free)
+  slots = slots._replace(
+      time=jnp.where(idle, 0, slots.time),
+      written=jnp.where(idle, -1, slots.written))
   item = slots.head + jnp.cumsum(free, dtype=jnp.int32) - 1
   taken = free & (item < tail)
 
   def insert(slots):
-    prefix = queue.prefix[jnp.where(taken, item, 0)]
-
-    def copy(cache, store):
-      length = store.shape[-2]
-      new = jnp.where(taken[:, None, None, None],
-                      store[prefix].astype(cache.dtype),
-                      cache[:, :, :length])
-      return cache.at[:, :, :length].set(new)
-
-    if isinstance(slots.kv, list):
-      kv = [tuple(map(copy, cache, store))
-            for cache, store in zip(slots.kv, prefixes.kv)]
-    else:
-      kv = tuple(jax.vmap(copy)(cache, store)
-                 for cache, store in zip(slots.kv, prefixes.kv))
-    at = lambda new, old: jnp.where(taken, new, old)
     entry = jnp.where(taken, item, 0)
-    keys = _row_keys(step_key, queue.position[entry], queue.sample[entry])
+    new = jax.tree.map(lambda a: a[entry], queue)
+    prefix = new.prefix
+    at = lambda new, old: jnp.where(taken, new, old)
+    keys = random_lib.row_keys(step_key, new.position, new.sample)
+    fresh = (new.temperature, new.top_k, new.top_p, new.min_p)
     return slots._replace(
-        kv=kv,
-        filled=at(prefixes.lengths[prefix] - 1, slots.filled),
+        prefix=at(prefix, slots.prefix),
+        base=at(prefixes.lengths[prefix] - 1, slots.base),
+        began=at(slots.time, slots.began),
         token=at(prefixes.last_token[prefix], slots.token),
         generated=at(0, slots.generated),
+        limit=at(new.limit, slots.limit),
         active=slots.active | taken,
         item=at(item, slots.item),
         row_key=jnp.where(taken[:, None], keys, slots.row_key),
+        settings=tuple(map(at, fresh, slots.settings)),
         head=slots.head + jnp.sum(taken, dtype=jnp.int32))
 
   return jax.lax.cond(jnp.any(taken), insert, lambda s: s, slots)
 
 
-def decode(graph, params, prefixes: Prefixes, slots: Slots, out: Out,
-           queue: Queue, tail: Array, max_chunks: Array, step_key: Array,
-           stop_ids: Array, *, chunk: int, max_new_tokens: int
-           ) -> tuple[Slots, Out]:
+def _run(model, blocks, prefixes: Prefixes, slots: Slots, stop_ids: Array,
+         shape: Shape, chunk: int):
+  """Up to C steps of the `width` first active slots.
+
+  Returns:
+    (per-slot results of the width, rank [S] of each slot in it, the chunk's
+     keys and values for all slots, number of steps).
+  """
+  sizes = model.sizes
+  num_slots = slots.active.shape[0]
+  width, length = shape
+  everyone = width == num_slots
+  if everyone:
+    chosen, rank = None, jnp.arange(num_slots)
+    pick = lambda a: a
+  else:
+    chosen = jnp.argsort(~slots.active, stable=True)[:width]
+    rank = jnp.cumsum(slots.active, dtype=jnp.int32) - 1
+    rank = jnp.clip(rank, 0, width - 1)
+    pick = lambda a: a[chosen]
+  active, generated, prefix = map(
+      pick, (slots.active, slots.generated, slots.prefix))
+  limit, base = pick(slots.limit), pick(slots.base)
+  # Slots without work must not make the others pay for sorting.
+  off = (1.0, 0, 1.0, 0.0)
+  settings = tuple(jnp.where(active, pick(a), o)
+                   for a, o in zip(slots.settings, off))
+  uniforms = random_lib.uniforms(pick(slots.row_key), generated, chunk)
+  positions = (base + generated)[:, None] + jnp.arange(chunk)
+  ropes = transformer.rope_tables(sizes, positions)
+
+  prompt = prefixes_length(prefixes)
+  columns = jnp.arange(prompt)
+  mask = jnp.concatenate(
+      [columns[None] < base[:, None],
+       slots.written[None, :length] >= pick(slots.began)[:, None]], 1)
+  dtype = jnp.dtype(sizes.dtype)
+  if blocks is not None:
+    layers = cache_lib.view(prefixes.kv, slots.kv, prefix, chosen, length,
+                            chunk, dtype)
+  else:
+    layers = cache_lib.empty(sizes, width, chunk, dtype)
+  record = _empty_record(width, chunk)
+  now = jnp.arange(chunk)
+  full = lambda recent: jnp.concatenate(
+      [mask, jnp.broadcast_to(recent, (width, recent.shape[0]))], 1)
+
+  def step(carry):
+    i, token, active, generated, layers, record = carry
+    at = lambda a: jax.lax.dynamic_index_in_dim(a, i, 1, False)
+    rope = tuple(at(a)[:, None] for a in ropes)
+    if blocks is not None:
+      attend = lambda layer, q, k, v: cache_lib.attend_view(
+          layer, q, k, v, mask=full(now <= i), column=prompt + length + i)
+      hidden, layers = model(token[:, None], None, attend, layers=layers,
+                             blocks=blocks, rope=rope)
+    else:
+      own = full(jnp.append(now < i, True))
+      attend = lambda layer, q, k, v: cache_lib.attend_stores(
+          layer, q, k, v, prefix=prefix, length=length, mask=own)
+      hidden, (k, v) = model(token[:, None], None, attend,
+                             layers=(*prefixes.kv, *slots.kv, *layers),
+                             rope=rope)
+      put = jax.lax.dynamic_update_slice_in_dim
+      layers = (put(layers[0], k[..., None].astype(dtype), i, 4),
+                put(layers[1], v[..., None, :].astype(dtype), i, 3))
+    with jax.named_scope("sample"):
+      new = logits_lib.sample(model.logits(hidden[:, 0]), at(uniforms),
+                              *settings)
+    record = Record(*[
+        jax.lax.dynamic_update_slice_in_dim(r, n[:, None], i, 1)
+        for r, n in zip(record, new)])
+    # A row that has ended keeps its last token, so that it can be judged.
+    token = jnp.where(active, new[0], token)
+    generated = generated + active
+    stop = jnp.any(token[:, None] == stop_ids[None], -1)
+    active = active & ~(stop | (generated >= limit))
+    return i + 1, token, active, generated, layers, record
+
+  steps, token, active, generated, layers, record = jax.lax.while_loop(
+      lambda c: (c[0] < chunk) & jnp.any(c[2]), step,
+      (jnp.int32(0), pick(slots.token), active, generated, layers, record))
+  if blocks is not None:
+    new = [(k[..., prompt + length:], v[..., prompt + length:, :])
+           for k, v in layers]
+  else:
+    new = layers
+  if not everyone:
+    # A gather that ends in all slots' order: the merge is one update.
+    new = jax.tree.map(lambda a: a[rank], new)
+    token, active, generated = (
+        jnp.where(slots.active, a[rank], b) for a, b in zip(
+            (token, active, generated),
+            (slots.token, slots.active, slots.generated)))
+    record = Record(*[a[rank] for a in record])
+  return token, active, generated, record, new, steps
+
+
+def prefixes_length(prefixes: Prefixes) -> int:
+  """Columns of the prefix store."""
+  return jax.tree.leaves(prefixes.kv)[0].shape[-1]
+
+
+def _append(report: Report, slots: Slots, ended: Array, last: Array,
+            stop_ids: Array) -> Report:
+  """The report with the slots that ended in this chunk, in slot order."""
+  order = jnp.argsort(~ended, stable=True)
+  stop = jnp.any(last[:, None] == stop_ids[None], -1)
+  rows = jnp.arange(ended.shape[0])
+  # Slots past the ended ones are overwritten by what ends next.
+  put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
+      old, new[order], report.count, 0)
+  return report._replace(
+      record=jax.tree.map(put, report.record, slots.record),
+      item=put(report.item, slots.item),
+      lengths=put(report.lengths, slots.generated),
+      stopped=put(report.stopped, stop),
+      end_chunk=put(report.end_chunk,
+                    jnp.broadcast_to(slots.chunks, rows.shape)),
+      slot=put(report.slot, rows),
+      count=report.count + jnp.sum(ended, dtype=jnp.int32))
+
+
+def decode(weights: Weights, leaves, prefixes: Prefixes, slots: Slots,
+           queue: Array, tail: Array, max_chunks: Array, step_key: Array,
+           stop_ids: Array, *, chunk: int, shapes: tuple[Shape, ...],
+           rows: int) -> tuple[Slots, Report]:
   """Runs up to `max_chunks` chunks, or until queue and slots are empty.
 
   Args:
-    queue: entries [head, tail) are waiting.
+    leaves: `weights.prepare(params)`.
+    queue: int32 [8, Q], see `Queue`; entries [head, tail) are waiting.
     step_key: uint32 [2], key data of (seed, step).
     stop_ids: int32 [N], any of them ends a row; pad with -1.
     chunk: decode steps between refills, C.
-    max_new_tokens: longest completion, L.
+    shapes: compiled sizes of a chunk, the cheapest first; the last holds
+      everything.
+    rows: rows of the report. It stops when they may not suffice.
   """
-  model = nnx.merge(graph, params)
-  sizes = model.sizes
-  blocks = model.split_layers() if isinstance(slots.kv, list) else None
-  num_slots = slots.active.shape[0]
-  kv_dtype = jax.tree.leaves(slots.kv)[0].dtype
-
-  def step(inner):
-    i, slots, buffer, record, uniforms, settings = inner
-    positions = slots.filled + i
-    m = jax.tree.leaves(slots.kv)[0].shape[-2]
-    valid = jnp.arange(m)[None] < slots.filled[:, None]
-    if blocks is not None:
-      layers = [(*c, *b) for c, b in zip(slots.kv, buffer)]
-    else:
-      layers = (*slots.kv, *buffer)
-    hidden, saved = model(
-        slots.token[:, None], positions[:, None],
-        lambda *a: _attend_step(*a, valid=valid, index=i),
-        layers=layers, blocks=blocks)
-    write = lambda b, new: jax.lax.dynamic_update_slice_in_dim(
-        b, new[..., None, :].astype(b.dtype), i, axis=b.ndim - 2)
-    buffer = (jax.tree.map(write, buffer, saved) if blocks is not None
-              else tuple(map(write, buffer, saved)))
-    with jax.named_scope("sample"):
-      logits = model.logits(hidden[:, 0])
-      uniform = jax.lax.dynamic_index_in_dim(uniforms, i, 1, False)
-      token, logprob, processed = logits_lib.sample(
-          logits, uniform, *settings)
-    generated = slots.generated + slots.active
-    stop = jnp.any(token[:, None] == stop_ids[None], -1)
-    ended = slots.active & (stop | (generated >= max_new_tokens))
-    new = (token, logprob, processed)
-    record = tuple(
-        jax.lax.dynamic_update_slice_in_dim(r, n[:, None], i, 1)
-        for r, n in zip(record, new))
-    slots = slots._replace(
-        token=token, generated=generated, active=slots.active & ~ended,
-        steps=slots.steps + 1,
-        useful=slots.useful + jnp.sum(slots.active, dtype=jnp.int32))
-    return i + 1, slots, buffer, record, uniforms, settings
+  model, blocks = weights.model(leaves)
+  queue = _unpack(queue)
+  num_slots, longest = slots.record.tokens.shape
+  ring = slots.written.shape[0]
+  zeros = lambda dtype=jnp.int32: jnp.zeros((rows,), dtype)
+  report = Report(_empty_record(rows, longest), zeros(), zeros(),
+                  zeros(bool), zeros(), zeros(),
+                  *[jnp.zeros((), jnp.int32)] * 6)
 
   def run_chunk(carry):
-    n, slots, out = carry
+    n, slots, report = carry
     with jax.named_scope("refill"):
       slots = _refill(prefixes, slots, queue, tail, step_key)
-    begun = slots.active
-    before = slots.generated
-    entry = jnp.minimum(slots.item, queue.prefix.shape[0] - 1)
-    settings = (queue.temperature[entry], queue.top_k[entry],
-                queue.top_p[entry], queue.min_p[entry])
-    # Slots without work must not make the others pay for sorting.
-    settings = (settings[0], jnp.where(begun, settings[1], 0),
-                jnp.where(begun, settings[2], 1.0),
-                jnp.where(begun, settings[3], 0.0))
-    buffer = _kv_zeros(sizes, num_slots, chunk, kv_dtype)
-    record = (jnp.zeros((num_slots, chunk), jnp.int32),
-              jnp.zeros((num_slots, chunk), jnp.float32),
-              jnp.zeros((num_slots, chunk), jnp.float32))
-    uniforms = _uniforms(slots.row_key, before, chunk)
-    inner = (jnp.int32(0), slots, buffer, record, uniforms, settings)
-    _, slots, buffer, record, _, _ = jax.lax.while_loop(
-        lambda c: (c[0] < chunk) & jnp.any(c[1].active), step, inner)
+    count = jnp.sum(slots.active, dtype=jnp.int32)
+    used = jnp.minimum(slots.time, ring)
+    fits = jnp.stack([(count <= s.width) & (used <= s.length)
+                      for s in shapes[:-1]] + [jnp.bool_(True)])
+    choice = jnp.argmax(fits)
+    run = lambda shape: lambda: _run(model, blocks, prefixes, slots, stop_ids,
+                                     shape, chunk)
+    token, active, generated, record, new, steps = jax.lax.switch(
+        choice, [run(s) for s in shapes])
 
     with jax.named_scope("write"):
-      new = slots.generated - before
-      column = before[:, None] + jnp.arange(chunk)
-      column = jnp.where(jnp.arange(chunk) < new[:, None], column,
-                         max_new_tokens)
-      row = jnp.where(begun, slots.item, queue.prefix.shape[0])
-      put = lambda o, r: o.at[row[:, None], column].set(r, mode="drop")
-      ended = begun & ~slots.active
-      last = jnp.take_along_axis(record[0], jnp.maximum(new - 1, 0)[:, None],
-                                 1)[:, 0]
-      stop = jnp.any(last[:, None] == stop_ids[None], -1)
-      at = jnp.where(ended, slots.item, queue.prefix.shape[0])
-      out = Out(
-          *[put(o, r) for o, r in zip(out[:3], record)],
-          out.lengths.at[at].set(slots.generated, mode="drop"),
-          out.stopped.at[at].set(stop, mode="drop"),
-          out.end_chunk.at[at].set(slots.chunks, mode="drop"),
-          out.slot.at[at].set(jnp.arange(num_slots), mode="drop"))
-
-    def merge(slots):
-      put = jax.vmap(lambda c, b, start: jax.lax.dynamic_update_slice(
-          c, b, (0, start, 0)))
-      if blocks is not None:
-        kv = [tuple(put(c, b, slots.filled) for c, b in zip(cache, buf))
-              for cache, buf in zip(slots.kv, buffer)]
-      else:
-        kv = tuple(jax.vmap(put, (0, 0, None))(c, b, slots.filled)
-                   for c, b in zip(slots.kv, buffer))
-      return slots._replace(kv=kv, filled=slots.filled + chunk)
-
-    if max_new_tokens > chunk:
-      slots = jax.lax.cond(jnp.any(slots.active), merge, lambda s: s, slots)
-    return n + 1, slots._replace(chunks=slots.chunks + 1), out
+      before, begun = slots.generated, slots.active
+      fresh = generated - before
+      column = jnp.arange(longest)[None] - before[:, None]
+      inside = (column >= 0) & (column < fresh[:, None])
+      at = jnp.clip(column, 0, chunk - 1)
+      record = Record(*[
+          jnp.where(inside, jnp.take_along_axis(r, at, 1), o)
+          for r, o in zip(record, slots.record)])
+      widths = jnp.array([s.width for s in shapes], jnp.int32)
+      slots = slots._replace(
+          record=record, token=token, active=active, generated=generated,
+          steps=slots.steps + steps,
+          row_steps=slots.row_steps + steps * widths[choice],
+          useful=slots.useful + jnp.sum(fresh))
+      ended = begun & ~active
+      report = jax.lax.cond(
+          jnp.any(ended),
+          lambda: _append(report, slots, ended, token, stop_ids),
+          lambda: report)
+      if ring:
+        at = slots.time % ring
+        marks = jnp.where(jnp.arange(chunk) < steps,
+                          slots.time + jnp.arange(chunk), -1)
+        slots = slots._replace(
+            kv=cache_lib.merge(slots.kv, new, at),
+            written=jax.lax.dynamic_update_slice(slots.written, marks,
+                                                 (at,)),
+            time=slots.time + chunk)
+    return n + 1, slots._replace(chunks=slots.chunks + 1), report
 
   def more(carry):
-    n, slots, _ = carry
-    return (n < max_chunks) & (jnp.any(slots.active) | (slots.head < tail))
+    n, slots, report = carry
+    return ((n < max_chunks) & (report.count + num_slots <= rows)
+            & (jnp.any(slots.active) | (slots.head < tail)))
 
-  _, slots, out = jax.lax.while_loop(more, run_chunk,
-                                     (jnp.int32(0), slots, out))
-  return slots, out
+  _, slots, report = jax.lax.while_loop(more, run_chunk,
+                                        (jnp.int32(0), slots, report))
+  return slots, report._replace(
+      head=slots.head, chunks=slots.chunks, steps=slots.steps,
+      row_steps=slots.row_steps, useful=slots.useful)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-_NEG = -1e30
 # Width of the second level of the cumulative sum.
 _BLOCK = 128
 
@@ -58,12 +57,16 @@ def inverse_cdf(logprobs: jax.Array, uniform: jax.Array) -> jax.Array:
   Returns:
     int32 [S].
   """
-  s, vocab = logprobs.shape
-  probs = jnp.exp(logprobs)
+  return _invert(jnp.exp(logprobs), uniform)
+
+
+def _invert(mass: jax.Array, uniform: jax.Array) -> jax.Array:
+  """`inverse_cdf` of unnormalised probabilities [S, V]."""
+  s, vocab = mass.shape
   if vocab <= _BLOCK:
-    return _pick(probs, uniform)[0]
-  probs = jnp.pad(probs, ((0, 0), (0, -vocab % _BLOCK)))
-  blocks = probs.reshape(s, -1, _BLOCK)
+    return _pick(mass, uniform)[0]
+  mass = jnp.pad(mass, ((0, 0), (0, -vocab % _BLOCK)))
+  blocks = mass.reshape(s, -1, _BLOCK)
   block, rest = _pick(blocks.sum(-1), uniform)
   inside = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
   token, _ = _pick(inside, rest)
@@ -112,18 +115,25 @@ def sample(logits: jax.Array, uniform: jax.Array, temperature: jax.Array,
   """
   greedy = temperature <= 0
   scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
-  logprobs = scaled - jax.nn.logsumexp(scaled, -1, keepdims=True)
+  top = jnp.max(scaled, -1, keepdims=True)
+  mass = jnp.exp(scaled - top)
+  norm = jnp.log(jnp.sum(mass, -1))
   truncating = (~greedy) & ((top_k > 0) | (top_p < 1) | (min_p > 0))
 
-  def cut(logprobs):
-    keep = keep_mask(logprobs, top_k, top_p, min_p) | ~truncating[:, None]
-    kept = jnp.where(keep, logprobs, _NEG)
-    return kept - jax.nn.logsumexp(kept, -1, keepdims=True)
+  def cut():
+    keep = keep_mask(scaled - top - norm[:, None], top_k, top_p, min_p)
+    kept = jnp.where(keep | ~truncating[:, None], mass, 0.0)
+    return _invert(kept, uniform), jnp.log(jnp.sum(kept, -1))
 
-  # The sort is paid only while some row asks for truncation.
-  processed = jax.lax.cond(jnp.any(truncating), cut, lambda x: x, logprobs)
-  tokens = inverse_cdf(processed, uniform)
-  best = jnp.argmax(logits, -1).astype(jnp.int32)
-  tokens = jnp.where(greedy, best, tokens)
-  take = lambda a: jnp.take_along_axis(a, tokens[:, None], 1)[:, 0]
-  return tokens, take(logprobs), jnp.where(greedy, 0.0, take(processed))
+  # The sort is paid only while some row asks for truncation, and the search
+  # for the best token only while some row wants it.
+  tokens, kept_norm = jax.lax.cond(
+      jnp.any(truncating), cut, lambda: (_invert(mass, uniform), norm))
+  tokens = jax.lax.cond(
+      jnp.any(greedy),
+      lambda: jnp.where(greedy, jnp.argmax(logits, -1).astype(jnp.int32),
+                        tokens),
+      lambda: tokens)
+  chosen = jnp.take_along_axis(scaled - top, tokens[:, None], 1)[:, 0]
+  return (tokens, chosen - norm,
+          jnp.where(greedy, 0.0, chosen - kept_norm))

@@ -7,12 +7,12 @@
     for rows in sampler.decode(params):                  # until all ended
       ...
 
-`decode(params, ask=...)` serves streaming allocators with the same loop: when
-slots free up, `ask(free)` may enqueue more.
+`decode(params, ask=...)` serves streaming allocators with the same loop: the
+host decides about one chunk's rows while the device runs the next.
 
 Shapes never change: one prefix store, one queue, one slot count, one chunk,
 one prefill batch and a few prompt buckets. What a run compiles is therefore
-1 decode program and one prefill program per bucket.
+one decode program and one prefill program per bucket.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from vigor_jax.policy import transformer
+from vigor_jax.sampling import cache as cache_lib
 from vigor_jax.sampling import decode as decode_lib
+from vigor_jax.sampling import random as random_lib
+from vigor_jax.sampling import weights as weights_lib
+
+# A report larger than this many tokens is handed over in parts.
+_REPORT_TOKENS = 2**19
+# Rings shorter than this are not worth a second cache length.
+_SHORT_RING = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +45,18 @@ class Settings:
   Attributes:
     slots: decode rows, S.
     chunk: decode steps between refills, C.
-    chunks_per_dispatch: chunks before the host looks; 0 = until all ended.
+    chunks_per_dispatch: chunks before the host looks; 0 = as many as it
+      takes (streaming: 1).
     max_new_tokens: longest completion, stop token included, L.
     prompt_buckets: ascending padded prompt lengths.
     prefill_batch: prompts per prefill dispatch.
     prefixes: rows of the prefix store (prompts of a step), P.
     queue: rollouts of a step at most, Q (the budget).
     cache_dtype: dtype of keys and values.
+    ahead: streaming: rollouts waiting beyond the slots, so that a slot that
+      frees up never waits for the host; -1 = a quarter of the slots.
+    widths: ascending numbers of slots a chunk may be run with when no more
+      are active; () = chosen from the slots.
   """
 
   slots: int
@@ -55,29 +68,67 @@ class Settings:
   queue: int
   chunks_per_dispatch: int = 0
   cache_dtype: str = "float32"
+  ahead: int = -1
+  widths: tuple[int, ...] = ()
 
-  def cache_bytes(self, sizes: transformer.Sizes) -> tuple[int, int]:
-    """Bytes of (slot caches, prefix store)."""
-    per = (2 * sizes.layers * sizes.kv_heads * sizes.head_dim
-           * jnp.dtype(self.cache_dtype).itemsize)
-    length = decode_lib.cache_length(self.prompt_buckets[-1],
-                                     self.max_new_tokens, self.chunk)
-    return (per * self.slots * (length + self.chunk),
-            per * self.prefixes * self.prompt_buckets[-1])
+  @property
+  def ring(self) -> int:
+    """Completion columns of a slot."""
+    return cache_lib.ring_length(self.max_new_tokens, self.chunk)
+
+  @property
+  def report_rows(self) -> int:
+    """Rows of one dispatch's report."""
+    whole = self.queue + self.slots
+    fits = whole * self.max_new_tokens <= _REPORT_TOKENS
+    return whole if fits else min(whole, 2 * self.slots)
+
+  @property
+  def waiting(self) -> int:
+    """Rollouts that a streaming rule may have waiting for a slot."""
+    return self.slots // 4 if self.ahead < 0 else self.ahead
+
+  def shapes(self, sizes: transformer.Sizes) -> tuple[decode_lib.Shape, ...]:
+    """Compiled sizes of a chunk, the cheapest first."""
+    ring, full = self.ring, self.slots
+    if not cache_lib.unrolled(sizes):
+      lengths = [ring // 4, ring // 2] if ring >= 4 * _SHORT_RING else []
+      return tuple(decode_lib.Shape(full, n) for n in (*lengths, ring))
+    widths = self.widths
+    if not widths:
+      widths = [w for w in (full // 8, full // 3) if w >= 8]
+    widths = sorted({w for w in widths if 1 <= w < full})
+    lengths = [ring // 2] if ring >= _SHORT_RING else []
+    return (*[decode_lib.Shape(w, ring) for w in widths],
+            *[decode_lib.Shape(full, n) for n in (*lengths, ring)])
+
+  def cache_bytes(self, sizes: transformer.Sizes) -> dict[str, int]:
+    """Bytes of keys and values: slots, prefixes, the running chunk's view."""
+    count = functools.partial(cache_lib.nbytes, sizes)
+    width = self.chunk
+    if cache_lib.unrolled(sizes):
+      width += self.prompt_buckets[-1] + self.ring
+    return {
+        "slots": count(self.slots, self.ring, self.cache_dtype),
+        "prefixes": count(self.prefixes, self.prompt_buckets[-1],
+                          self.cache_dtype),
+        "chunk": count(self.slots, width, sizes.dtype),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """Rollouts that ended, ordered by queue entry.
+  """Rollouts that ended, in logical time: by chunk, then slot.
 
   Attributes:
     tokens: int32 [k, L]; entries past `lengths` are 0.
     logprobs: float32 [k, L] at the sampling temperature, before truncation.
     processed_logprobs: float32 [k, L] of the distribution drawn from.
     lengths: int32 [k], stop token included.
-    truncated: bool [k], hit max_new_tokens without a stop token.
+    truncated: bool [k], hit the limit without a stop token.
     group: int32 [k] prefix row; sample: int32 [k] index in the group.
     end_chunk: int32 [k] logical time; slot: int32 [k].
+    entry: int32 [k] queue entry.
   """
 
   tokens: np.ndarray
@@ -89,18 +140,33 @@ class Rows:
   sample: np.ndarray
   end_chunk: np.ndarray
   slot: np.ndarray
+  entry: np.ndarray
+
+  def take(self, chosen: np.ndarray) -> Rows:
+    """The rows at an index or boolean array."""
+    return Rows(*[getattr(self, f.name)[chosen]
+                  for f in dataclasses.fields(self)])
 
 
 @functools.lru_cache(maxsize=None)
-def _programs(graph, chunk: int, max_new_tokens: int):
+def _programs(graph, sizes, chunk: int, shapes, rows: int):
   """Jitted programs, shared by every sampler of the same model."""
-  prefill = jax.jit(functools.partial(decode_lib.prefill, graph),
+  weights = weights_lib.of(graph, sizes)
+  prefill = jax.jit(functools.partial(decode_lib.prefill, weights),
                     donate_argnums=(1,))
   decode = jax.jit(
-      functools.partial(decode_lib.decode, graph, chunk=chunk,
-                        max_new_tokens=max_new_tokens),
-      donate_argnums=(2, 3))
-  return prefill, decode
+      functools.partial(decode_lib.decode, weights, chunk=chunk,
+                        shapes=shapes, rows=rows),
+      donate_argnums=(2,))
+  return weights, prefill, decode
+
+
+@functools.partial(jax.jit, donate_argnums=(0,))
+def _reset(slots: decode_lib.Slots) -> decode_lib.Slots:
+  """Counters at 0 and every slot free."""
+  zero = lambda name: jnp.zeros_like(getattr(slots, name))
+  return slots._replace(**{name: zero(name) for name in (
+      "active", "head", "chunks", "steps", "row_steps", "useful")})
 
 
 class Sampler:
@@ -136,21 +202,16 @@ class Sampler:
     width = max(8, len(stop_ids))
     self._stop_ids = np.full((width,), -1, np.int32)
     self._stop_ids[: len(stop_ids)] = stop_ids
-    self._prefill, self._decode = _programs(
-        graph, settings.chunk, settings.max_new_tokens)
+    self._stop_ids = jnp.asarray(self._stop_ids)
+    self._weights, self._prefill, self._decode = _programs(
+        graph, sizes, settings.chunk, settings.shapes(sizes),
+        settings.report_rows)
+    self._params, self._leaves = None, None
     dtype = jnp.dtype(settings.cache_dtype)
     self._prefixes = decode_lib.empty_prefixes(
         sizes, settings.prefixes, buckets[-1], dtype)
-    length = decode_lib.cache_length(buckets[-1], settings.max_new_tokens,
-                                     settings.chunk)
     self._slots = decode_lib.empty_slots(
-        sizes, settings.slots, length, settings.queue, dtype)
-    self._empty_out = jax.jit(functools.partial(
-        decode_lib.empty_out, settings.queue, settings.max_new_tokens))
-    self._counters = jax.jit(lambda s: s._replace(
-        head=jnp.zeros_like(s.head), chunks=jnp.zeros_like(s.chunks),
-        steps=jnp.zeros_like(s.steps), useful=jnp.zeros_like(s.useful)),
-        donate_argnums=(0,))
+        sizes, settings.slots, settings.ring, settings.max_new_tokens, dtype)
     self.seconds = {"prefill": 0.0, "decode": 0.0}
     self.begin(0)
 
@@ -162,34 +223,36 @@ class Sampler:
       stream: 0 for training; other numbers give independent randomness at
         the same step (evaluation, fresh rollouts).
     """
-    q = self.settings.queue
-    self._queue = decode_lib.Queue(
-        np.zeros(q, np.int32), np.zeros(q, np.uint32), np.zeros(q, np.uint32),
-        np.ones(q, np.float32), np.zeros(q, np.int32),
-        np.ones(q, np.float32), np.zeros(q, np.float32))
-    self._tail = 0
-    self._reported = np.zeros(q, bool)
-    self._out = self._empty_out()
-    self._slots = self._counters(self._slots)
-    self._step_key = _step_key(self.seed, step, stream)
-    self.decode_steps = 0
-    self.useful_steps = 0
-    self.chunks = 0
-    self.prefilled = 0
+    self._queue = np.zeros((len(decode_lib.QUEUE_DTYPES),
+                            self.settings.queue), np.int32)
+    self._tail = self._ended = 0
+    self._slots = _reset(self._slots)
+    self._step_key = random_lib.step_key(
+        np.uint32(self.seed), np.uint32(step), np.uint32(stream))
+    self.decode_steps = self.row_steps = self.useful_steps = 0
+    self.chunks = self.prefilled = 0
 
   def warm_up(self, params) -> None:
     """Compiles every program before the first step, drawing nothing."""
     n = self.settings.prefill_batch
+    leaves = self._prepared(params)
     nowhere = np.full(n, self.settings.prefixes, np.int32)
     for bucket in self.settings.prompt_buckets:
       self._prefixes = self._prefill(
-          params, self._prefixes, np.zeros((n, bucket), np.int32),
+          leaves, self._prefixes, np.zeros((n, bucket), np.int32),
           np.ones(n, np.int32), nowhere)
     self.begin(0)
-    self._slots, self._out = self._decode(
-        params, self._prefixes, self._slots, self._out, self._queue,
-        np.int32(0), np.int32(0), self._step_key, self._stop_ids)
+    jax.block_until_ready(self._dispatch(leaves, 0))
     self.begin(0)
+
+  def _prepared(self, params):
+    """Weights as the programs take them, made again when they changed."""
+    arrays = jax.tree.leaves(params)
+    if self._params is None or len(arrays) != len(self._params) or any(
+        a is not b for a, b in zip(arrays, self._params)):
+      self._params = arrays
+      self._leaves = self._weights.prepare(params)
+    return self._leaves
 
   def check_prompt(self, length: int, what: str = "prompt") -> None:
     """Raises ValueError for a prompt that fits no bucket."""
@@ -211,6 +274,7 @@ class Sampler:
       ValueError: a prompt is empty or longer than the largest bucket.
     """
     start = time.perf_counter()
+    leaves = self._prepared(params)
     lengths = np.array([len(t) for t in tokens], np.int32)
     for row, length in zip(rows, lengths):
       self.check_prompt(int(length), f"the prompt of group {row}")
@@ -229,102 +293,122 @@ class Sampler:
         padded[: len(part)] = lengths[part]
         at = np.full(n, self.settings.prefixes, np.int32)
         at[: len(part)] = rows[part]
-        self._prefixes = self._prefill(params, self._prefixes, block, padded,
+        self._prefixes = self._prefill(leaves, self._prefixes, block, padded,
                                        at)
     self.prefilled += len(rows)
     self.seconds["prefill"] += time.perf_counter() - start
 
   def request(self, prefix: np.ndarray, position: np.ndarray,
               sample: np.ndarray, *, temperature=1.0, top_k=0, top_p=1.0,
-              min_p=0.0) -> None:
+              min_p=0.0, max_new_tokens=None) -> None:
     """Enqueues rollouts; arrays of one entry per rollout, or scalars.
 
+    Args:
+      prefix: rows of the prefix store.
+      position: prompt positions in the stream.
+      sample: index of each rollout in its group.
+      temperature, top_k, top_p, min_p: see `logits.sample`.
+      max_new_tokens: longest completion of each; None = the settings'.
+
     Raises:
-      ValueError: more rollouts in a step than `settings.queue`.
+      ValueError: more rollouts in a step than `settings.queue`, or a limit
+        that is not in [1, settings.max_new_tokens].
     """
-    k = len(prefix)
-    end = self._tail + k
+    end = self._tail + len(prefix)
     if end > self.settings.queue:
       raise ValueError(f"{end} rollouts requested in one step, but the queue "
                        f"holds {self.settings.queue} (rollout_budget)")
-    at = slice(self._tail, end)
-    # New arrays each time: a dispatched program may still read the old ones.
-    queue = decode_lib.Queue(*[a.copy() for a in self._queue])
-    for field, value in zip(queue, (prefix, position, sample, temperature,
-                                    top_k, top_p, min_p)):
-      field[at] = value
+    longest = self.settings.max_new_tokens
+    limit = longest if max_new_tokens is None else max_new_tokens
+    if np.size(limit) and not (1 <= np.min(limit) <= np.max(limit) <= longest):
+      raise ValueError(f"max_new_tokens must be in [1, {longest}], got "
+                       f"{np.min(limit)} to {np.max(limit)}")
+    # A new array each time: a dispatched program may still read the old one.
+    queue = self._queue.copy()
+    values = decode_lib.Queue(prefix, position, sample, limit, temperature,
+                              top_k, top_p, min_p)
+    for row, value, dtype in zip(queue, values, decode_lib.QUEUE_DTYPES):
+      row[self._tail: end] = np.asarray(value).astype(dtype).view(np.int32)
     self._queue, self._tail = queue, end
 
-  def decode(self, params, ask: Callable[[int], None] | None = None,
-             on_dispatch: Callable[[], None] | None = None
+  def decode(self, params, ask: Callable[[int, int | None], None] | None = None
              ) -> Iterator[Rows]:
     """Decodes until every requested rollout has ended.
 
+    With `ask`, one dispatch is in flight while the host reads the rows of the
+    one before and decides; what it enqueues is decoded from the next
+    dispatch on. When it is asked depends on logical time alone.
+
     Args:
       params: policy parameters.
-      ask: called with the number of idle slots after each host read; may
-        call `request`. Without it the queue is what was requested before.
-      on_dispatch: called once work is on its way to the device, for host
-        work that can overlap with it.
+      ask: `ask(free, chunk)`; may call `request`. `free` is the number of
+        rollouts that would keep every slot and the places in the queue
+        (`settings.ahead`) busy; `chunk` the last one whose rows were handed
+        out, None when nothing is left to decode.
 
     Yields:
       Rows that ended since the last host read (never empty).
     """
-    limit = self.settings.chunks_per_dispatch or np.iinfo(np.int32).max
-    while True:
-      if ask is not None:
-        ask(self.settings.slots - self._running())
-      if not self._running():
-        return
+    s = self.settings
+    limit = s.chunks_per_dispatch or (1 if ask else np.iinfo(np.int32).max)
+    start = time.perf_counter()
+    leaves = self._prepared(params)
+    in_flight = None
+
+    def free() -> int:
+      return max(0, s.slots + (s.waiting if ask else 0) - self._running())
+
+    if ask is not None:
+      ask(free(), None)
+    while self._running() or in_flight is not None:
       start = time.perf_counter()
-      self._slots, self._out = self._decode(
-          params, self._prefixes, self._slots, self._out, self._queue,
-          np.int32(self._tail), np.int32(limit), self._step_key,
-          self._stop_ids)
-      if on_dispatch is not None:
-        on_dispatch()
-        start = time.perf_counter()
-        on_dispatch = None
-      out, *counters = jax.device_get(
-          (self._out, self._slots.steps, self._slots.useful,
-           self._slots.chunks))
-      self.decode_steps, self.useful_steps, self.chunks = map(int, counters)
+      report, in_flight = in_flight, None
+      if self._running():
+        in_flight = self._dispatch(leaves, limit)
+      if ask is None:
+        report, in_flight = in_flight, None
+      rows = self._collect(report) if report is not None else None
       self.seconds["decode"] += time.perf_counter() - start
-      rows = self._collect(out)
       if rows is not None:
         yield rows
+      if ask is not None and report is not None:
+        idle = not self._running()
+        ask(free(), None if idle else self.chunks - 1)
+
+  def _dispatch(self, leaves, limit: int) -> decode_lib.Report:
+    self._slots, report = self._decode(
+        leaves, self._prefixes, self._slots, self._queue,
+        np.int32(self._tail), np.int32(limit), self._step_key,
+        self._stop_ids)
+    return report
 
   def _running(self) -> int:
     """Rollouts requested and not yet handed out."""
-    return self._tail - int(self._reported.sum())
+    return self._tail - self._ended
 
-  def _collect(self, out: decode_lib.Out) -> Rows | None:
-    new = np.flatnonzero((out.lengths > 0) & ~self._reported)
-    if not len(new):
+  def _collect(self, report: decode_lib.Report) -> Rows | None:
+    report = jax.device_get(report)
+    self.chunks, self.decode_steps = int(report.chunks), int(report.steps)
+    self.row_steps = int(report.row_steps)
+    self.useful_steps = int(report.useful)
+    k = int(report.count)
+    if not k:
       return None
-    self._reported[new] = True
-    lengths = out.lengths[new]
-    past = np.arange(out.tokens.shape[1])[None] >= lengths[:, None]
-    cut = lambda a: np.where(past, 0, a[new]).astype(a.dtype)
+    self._ended += k
+    lengths, entry = report.lengths[:k].copy(), report.item[:k].copy()
+    past = (np.arange(self.settings.max_new_tokens)[None]
+            >= lengths[:, None])
+    cut = lambda a: np.where(past, 0, a[:k]).astype(a.dtype)
     return Rows(
-        tokens=cut(out.tokens), logprobs=cut(out.logprobs),
-        processed_logprobs=cut(out.processed), lengths=lengths,
-        truncated=~out.stopped[new], group=self._queue.prefix[new],
-        sample=self._queue.sample[new].astype(np.int32),
-        end_chunk=out.end_chunk[new], slot=out.slot[new])
+        tokens=cut(report.record.tokens),
+        logprobs=cut(report.record.logprobs),
+        processed_logprobs=cut(report.record.processed), lengths=lengths,
+        truncated=~report.stopped[:k], group=self._queue[0, entry],
+        sample=self._queue[2, entry], end_chunk=report.end_chunk[:k].copy(),
+        slot=report.slot[:k].copy(), entry=entry)
 
   @property
   def utilisation(self) -> float:
     """Useful row steps / (slots x decode steps) of this step so far."""
     total = self.settings.slots * self.decode_steps
     return self.useful_steps / total if total else 0.0
-
-
-@functools.partial(jax.jit, static_argnums=())
-def _fold(seed, step, stream):
-  key = jax.random.fold_in(jax.random.key(seed), stream)
-  return jax.random.key_data(jax.random.fold_in(key, step))
-
-
-def _step_key(seed: int, step: int, stream: int) -> jax.Array:
-  return _fold(np.uint32(seed), np.uint32(step), np.uint32(stream))

@@ -1,0 +1,69 @@
+"""The policy's weights as the decode programs take them.
+
+A small model decodes from fused, per-layer matrices, made once per set of
+parameters instead of in every dispatch. A large one decodes from the stacked
+parameters as they are. Either way a program receives a flat tuple of arrays:
+flattening the module's own state costs more than a small dispatch does.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from flax import nnx
+import jax
+
+from vigor_jax.policy import transformer
+from vigor_jax.sampling import cache
+
+
+class Weights:
+  """Prepares and rebuilds the model of one graph.
+
+  Args:
+    graph: nnx graph of the transformer.
+    sizes: its sizes.
+  """
+
+  def __init__(self, graph, sizes: transformer.Sizes):
+    self.sizes = sizes
+    self._graph = graph
+    self._unrolled = cache.unrolled(sizes)
+    self._prepare = jax.jit(self._fuse)
+
+  def _fuse(self, params):
+    model = nnx.merge(self._graph, params)
+    blocks = model.split_layers()
+    for block in blocks:
+      block.fuse()
+    del model.blocks
+    rest_graph, rest = nnx.split(model)
+    parts = [nnx.split(block) for block in blocks]
+    leaves, tree = jax.tree.flatten((rest, [state for _, state in parts]))
+    # Static results of tracing, the same for all parameters of this graph.
+    self._static = rest_graph, [graph for graph, _ in parts], tree
+    return tuple(leaves)
+
+  def prepare(self, params) -> tuple[jax.Array, ...]:
+    """Arrays to hand to a program, of parameters (an nnx state)."""
+    if self._unrolled:
+      return self._prepare(params)
+    leaves, tree = jax.tree.flatten(params)
+    self._static = tree
+    return tuple(leaves)
+
+  def model(self, leaves):
+    """(transformer, its layers one by one or None), inside a program."""
+    if not self._unrolled:
+      params = jax.tree.unflatten(self._static, leaves)
+      return nnx.merge(self._graph, params), None
+    rest_graph, graphs, tree = self._static
+    rest, states = jax.tree.unflatten(tree, leaves)
+    blocks = [nnx.merge(g, s) for g, s in zip(graphs, states)]
+    return nnx.merge(rest_graph, rest), blocks
+
+
+@functools.lru_cache(maxsize=None)
+def of(graph, sizes: transformer.Sizes) -> Weights:
+  """The one `Weights` of a graph, shared by its samplers."""
+  return Weights(graph, sizes)
