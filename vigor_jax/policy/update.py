@@ -27,6 +27,10 @@ from vigor_jax.policy import packing
 from vigor_jax.policy import transformer
 
 
+# Models of at most this many layers are compiled without a scan over them.
+UNROLLED = 4
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
   """The static part of the loss.
@@ -192,7 +196,9 @@ def micro_logprobs(model: transformer.Transformer, micro: packing.Packed,
     del layer
     return transformer.grouped_attention(q, k, v, mask), None
 
-  hidden, _ = model(micro.tokens, micro.positions, attend,
+  # Unrolled, a small model's layers need no slices of stacked arrays.
+  blocks = model.split_layers() if model.sizes.layers <= UNROLLED else None
+  hidden, _ = model(micro.tokens, micro.positions, attend, blocks=blocks,
                     remat=objective.remat)
   with jax.named_scope("logprobs"):
     hidden = jnp.take_along_axis(hidden, micro.source[..., None], axis=1)
