@@ -19,10 +19,10 @@ def get_config(stream="sparse_signal"):
 
   # The warm start is trained once, then taken from a cache.
   config.init_from = "auto"
-  config.sft.steps = 1000
+  config.sft.steps = 700
   config.sft.batch_size = 128
-  config.sft.learning_rate = 2e-3
-  config.sft.warmup_steps = 50
+  config.sft.learning_rate = 1e-3
+  config.sft.warmup_steps = 100
 
   config.total_steps = 100
   config.prompts_per_step = 32
@@ -34,12 +34,14 @@ def get_config(stream="sparse_signal"):
   config.policy.rows_per_microbatch = 32
   config.optimizer.name = "adam"
   config.optimizer.learning_rate = 5e-4
+  config.optimizer.b2 = 0.99
 
-  # Prompts have at most 6 operations: 14 tokens, and 6 results and EOS back.
+  # A prompt is a digit, six operations and "=": 8 tokens; the completion is at
+  # most six results and EOS.
   config.sampling.slots = 64
   config.sampling.chunk = 4
-  config.sampling.prompt_buckets = (16,)
-  config.sampling.max_new_tokens = 8
+  config.sampling.prompt_buckets = (8,)
+  config.sampling.max_new_tokens = 7
 
   config.evaluation.every_steps = 10
   config.evaluation.num_prompts = 1024

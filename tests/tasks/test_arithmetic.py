@@ -11,8 +11,8 @@ from vigor_jax import tasks
 from vigor_jax.tasks import arithmetic, drawn
 
 
-HELD_OUT = ["0-3=", "0-5=", "0*0=", "0*2=", "1-7=", "1*0="]
-HELD_OUT_OF_300 = 35
+HELD_OUT = ["0+6.....=", "0+7.....=", "0-3.....=", "0*5.....=", "1+1.....=", "1+8.....="]
+HELD_OUT_OF_300 = 39
 
 
 def trace(text):
@@ -26,7 +26,7 @@ def trace(text):
 
 
 def test_by_hand():
-  assert trace("3+4*2=") == "74"
+  assert trace("3+4*2....=") == "74"
   assert trace("2-9*7*0+1=") == "3101"
 
 
@@ -180,7 +180,7 @@ def test_it_is_a_registered_seqio_task():
   registered = seqio.TaskRegistry.get(task.name)
   vocabulary = registered.output_features["inputs"].vocabulary
   assert isinstance(vocabulary, seqio.Vocabulary)
-  assert vocabulary.decode(vocabulary.encode("3+4=")) == "3+4="
+  assert vocabulary.decode(vocabulary.encode("3+4..=")) == "3+4..="
   example = next(
     registered.get_dataset(
       {"inputs": 16, "targets": 16}, "train", shuffle=False
@@ -232,7 +232,9 @@ def test_a_fresh_run_imports_neither_tensorflow_nor_jax():
 
 def test_the_splits_hash_is_stable():
   """A saved run must find the same split in later versions."""
-  texts = [f"{i}{op}{j}=" for i in range(10) for op in "+-*" for j in range(10)]
+  texts = [
+    f"{i}{op}{j}.....=" for i in range(10) for op in "+-*" for j in range(10)
+  ]
   ids = np.array([arithmetic.VOCABULARY.encode(t) for t in texts])
   padded = np.pad(ids, ((0, 0), (0, 10)))
   held_out = drawn.is_held_out(ids)

@@ -1,8 +1,12 @@
 """Chains of one-digit arithmetic modulo 10, the toy task of the demo.
 
-The prompt "3+4*2=" asks for every partial result, worked from left to right
-modulo 10: 3 + 4 = 7, 7 * 2 = 4, so the completion is "74" and then EOS. The
-reward is 1 for exactly that trace. The warm start teaches addition and
+The prompt "3+4*2....=" asks for every partial result, worked from left to
+right modulo 10: 3 + 4 = 7, 7 * 2 = 4, so the completion is "74" and then EOS.
+The reward is 1 for exactly that trace. Digits are tokens, and so is an
+operator with its operand; dots fill a prompt up to the most operations, so
+that every step finds its operation at the same distance. (With one token per
+character and no dots, a two-layer rotary policy needs several times as many
+supervised steps before it finds the operands at all.) The warm start teaches addition and
 subtraction well, and multiplication with wrong labels most of the time: a
 policy that imitates them knows the answer to few multiplications, and RL has
 to find the rest. How many prompts carry signal is a matter of data:
@@ -14,9 +18,17 @@ import numpy as np
 
 from vigor_jax.tasks import base, characters, drawn
 
-VOCABULARY = characters.CharacterVocabulary("0123456789+-*=")
-_DIGIT, _PLUS, _EQUALS = (VOCABULARY.encode(c)[0] for c in "0+=")
-_MINUS, _TIMES = 1, 2  # operators count from "+"
+_OPERATORS = "+-*"
+_MINUS, _TIMES = 1, 2  # index into _OPERATORS
+VOCABULARY = characters.PieceVocabulary([
+  *"0123456789",
+  *(o + d for o in _OPERATORS for d in "0123456789"),
+  ".",
+  "=",
+])
+_DIGIT, _STEP, _DOT, _EQUALS = (
+  VOCABULARY.encode(c)[0] for c in ("0", "+0", ".", "=")
+)
 
 Options = drawn.Options
 
@@ -69,20 +81,19 @@ def rule(
     trace[:, t] = value
 
   row = np.arange(rows)
-  prompts = np.zeros((rows, 2 * operations + 2), np.int32)
+  used = np.arange(operations) < lengths[:, None]
+  prompts = np.full((rows, operations + 2), _EQUALS, np.int32)
   prompts[:, 0] = first + _DIGIT
-  prompts[:, 1:-1:2] = operators + _PLUS
-  prompts[:, 2:-1:2] = operands + _DIGIT
-  prompts[np.arange(prompts.shape[1]) > 2 * lengths[:, None]] = 0
-  prompts[row, 2 * lengths + 1] = _EQUALS
+  steps = 10 * operators + operands + _STEP
+  prompts[:, 1:-1] = np.where(used, steps, _DOT)
 
   completions = np.zeros((rows, operations + 1), np.int32)
   completions[:, :-1] = trace + _DIGIT
   completions[np.arange(operations + 1) >= lengths[:, None]] = 0
   completions[row, lengths] = characters.EOS_ID
-  used = np.arange(operations) < lengths[:, None]
   levels = (times & used).sum(1)
-  return drawn.Rows(prompts, 2 * lengths + 2, completions, lengths + 1, levels)
+  widths = np.full(rows, operations + 2)
+  return drawn.Rows(prompts, widths, completions, lengths + 1, levels)
 
 
 def build(options: Options) -> base.Task:
@@ -92,7 +103,7 @@ def build(options: Options) -> base.Task:
     rule,
     VOCABULARY,
     options,
-    max_prompt_length=2 * options.operations + 2,
+    max_prompt_length=options.operations + 2,
     max_completion_length=options.operations + 1,
     reward="vigor_jax.tasks.arithmetic:score",
   )

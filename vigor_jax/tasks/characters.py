@@ -1,10 +1,11 @@
-"""Vocabularies that need no file: one id per character, or per byte.
+"""Vocabularies that need no file: an id per character, piece or byte.
 
 They are NumPy only, so a toy run never imports TensorFlow. The methods are
 those of seqio.Vocabulary that training needs; `seqio_tasks.SeqioVocabulary`
 wraps any of them for seqio itself.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -104,6 +105,58 @@ class CharacterVocabulary(ByteTable):
         f"character {error.args[0]!r} of {text!r} is not in the alphabet"
         f" {self.alphabet!r}"
       ) from None
+
+
+class PieceVocabulary:
+  """One id per piece of text, after pad 0 and EOS 1.
+
+  Pieces may have several characters; the longest that fits is taken.
+  """
+
+  pad_id = PAD_ID
+  eos_id = EOS_ID
+  bos_id = None
+  unk_id = None
+  eos_ids = (EOS_ID,)
+
+  def __init__(self, pieces: Sequence[str]):
+    if len(set(pieces)) != len(pieces) or not all(pieces):
+      raise ValueError(f"pieces must be distinct and not empty, got {pieces}")
+    self.pieces = tuple(pieces)
+    self.vocab_size = len(pieces) + 2
+    self._ids = {piece: i for i, piece in enumerate(pieces, start=2)}
+    longest = sorted(pieces, key=len, reverse=True)
+    self._match = re.compile("|".join(map(re.escape, longest))).match
+    self._texts = np.array([_STRAY, "", *pieces])
+
+  def encode(self, text: str) -> list[int]:
+    ids, at = [], 0
+    while at < len(text):
+      found = self._match(text, at)
+      if found is None:
+        raise ValueError(
+          f"{text[at:]!r} of {text!r} starts with none of the vocabulary's"
+          f" pieces: {' '.join(self.pieces)}"
+        )
+      ids.append(self._ids[found.group()])
+      at = found.end()
+    return ids
+
+  def decode_batch(self, tokens, lengths) -> list[str]:
+    tokens = np.asarray(tokens)
+    if tokens.size == 0:
+      return [""] * len(tokens)
+    columns = np.arange(tokens.shape[1])
+    ended = (tokens == EOS_ID) & (columns < np.asarray(lengths)[:, None])
+    stop = np.where(ended.any(1), ended.argmax(1), lengths).tolist()
+    rows = self._texts[tokens].tolist()
+    return ["".join(row[:n]) for row, n in zip(rows, stop)]
+
+  def decode(self, ids: Sequence[int]) -> str:
+    ids = np.asarray(ids, np.int64).reshape(1, -1)
+    # Padding at the end is no text; padding in the middle is shown.
+    used = np.flatnonzero(ids[0] != PAD_ID)
+    return self.decode_batch(ids, [used[-1] + 1 if len(used) else 0])[0]
 
 
 class ByteVocabulary(ByteTable):

@@ -1,7 +1,7 @@
 """Expressions in made-up API symbols to stack programs, the graded toy task.
 
-A prompt such as "xA2Dy=" applies symbol A to x and 2, then D to the result
-and y. What a symbol does depends on its right operand by a hidden table, and
+A prompt such as "xA2Dy..=" applies symbol A to x and 2, then D to the result
+and y; dots fill it up to the most operations (arithmetic.py says why). What a symbol does depends on its right operand by a hidden table, and
 the completion is the same computation as a program for a stack machine that
 works modulo 10, here "x2+y*" if the table says + for (A, 2) and * for (D, y).
 The reward is the share of hidden tests (values of x and y) that the program
@@ -20,8 +20,8 @@ LEAVES = "xy123"
 OPERATORS = "+-*><"  # sum, difference, product, maximum, minimum
 SYMBOLS = "ABCDEF"
 NUM_TESTS = 8
-VOCABULARY = characters.CharacterVocabulary(LEAVES + OPERATORS + SYMBOLS + "=")
-_LEAF, _OPERATOR, _SYMBOL, _EQUALS = (VOCABULARY.encode(c)[0] for c in "x+A=")
+VOCABULARY = characters.CharacterVocabulary(LEAVES + OPERATORS + SYMBOLS + ".=")
+_LEAF, _OPERATOR, _SYMBOL, _DOT, _EQUALS = VOCABULARY.encode("x+A.=")
 _WELL_TAUGHT = len(SYMBOLS) // 2
 
 # TABLE[symbol, right operand]: index into OPERATORS. Part of the task's
@@ -144,8 +144,8 @@ def rule(
   prompts = np.zeros((rows, width), np.int32)
   prompts[:, 0:-1:2] = leaves + _LEAF
   prompts[:, 1:-1:2] = symbols + _SYMBOL
-  prompts[np.arange(width) > 2 * lengths[:, None]] = 0
-  prompts[row, 2 * lengths + 1] = _EQUALS
+  prompts[np.arange(width) > 2 * lengths[:, None]] = _DOT
+  prompts[:, -1] = _EQUALS
 
   completions = np.zeros((rows, width), np.int32)
   completions[:, 0] = leaves[:, 0] + _LEAF
@@ -156,7 +156,7 @@ def rule(
   used = np.arange(operations) < lengths[:, None]
   return drawn.Rows(
     prompts,
-    2 * lengths + 2,
+    np.full(rows, width),
     completions,
     2 * lengths + 2,
     (badly_taught & used).sum(1),
