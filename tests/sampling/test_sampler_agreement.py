@@ -58,7 +58,7 @@ def test_after_the_slots_have_been_used_by_longer_rollouts():
 def test_unrolled_layers_equal_scanned_ones(monkeypatch):
   graph, params = model()
   unrolled = draw(make(graph), params)
-  assert isinstance(make(graph)._slots.kv, list)
+  assert isinstance(make(graph)._state.kv, list)
   monkeypatch.setattr(cache, "unrolled", lambda sizes: False)
   # Programs are shared by samplers of equal graphs: this one is new.
   monkeypatch.setattr(weights, "of", weights.Weights)
@@ -66,7 +66,7 @@ def test_unrolled_layers_equal_scanned_ones(monkeypatch):
     sampler_lib, "_programs", sampler_lib._programs.__wrapped__
   )
   sampler = make(graph)
-  assert not isinstance(sampler._slots.kv, list)
+  assert not isinstance(sampler._state.kv, list)
   same(unrolled, draw(sampler, params))
 
 
@@ -74,7 +74,7 @@ def test_a_bfloat16_cache_is_close():
   graph, params = model()
   texts = prompts()
   sampler = make(graph, cache_dtype="bfloat16")
-  assert {a.dtype.name for a in jax.tree.leaves(sampler._slots.kv)} == {
+  assert {a.dtype.name for a in jax.tree.leaves(sampler._state.kv)} == {
     "bfloat16"
   }
   drawn = draw(sampler, params, texts=texts)

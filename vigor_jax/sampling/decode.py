@@ -85,20 +85,29 @@ class Record(NamedTuple):
 
 
 class Report(NamedTuple):
-  """Rows that ended in a dispatch, in logical time; `count` are valid."""
+  """Rows that ended in a dispatch, in logical time; few arrays to read.
 
-  record: Record  # [R, L]
-  item: Array  # int32 [R] queue entry
-  lengths: Array  # int32 [R], stop token included
-  stopped: Array  # bool [R], ended by a stop token (else truncated)
-  end_chunk: Array  # int32 [R], chunk in which the row ended: logical time
-  slot: Array  # int32 [R]
-  count: Array  # int32 []
-  head: Array  # int32 [] queue entries taken so far
-  chunks: Array  # int32 [] run in this step
-  steps: Array  # int32 [] decode steps of this step
-  row_steps: Array  # int32 [] rows computed, idle ones included
-  useful: Array  # int32 [] row steps that produced a token
+  Attributes:
+    record: int32 [3, R, L] tokens, and the bits of both log-probs.
+    ends: int32 [5, R]: queue entry, length (stop token included), 1 if a stop
+      token ended it, chunk in which it ended (logical time), slot.
+    counters: int32 [6]: rows that are valid, then `Slots`' head, chunks,
+      steps, row_steps, useful.
+  """
+
+  record: Array
+  ends: Array
+  counters: Array
+
+
+class State(NamedTuple):
+  """`Slots` between dispatches, packed: a dispatch pays for each array."""
+
+  kv: Any
+  written: Array
+  record: Array  # int32 [3, S, L]
+  rows: Array  # int32 [14, S]
+  counters: Array  # int32 [6]
 
 
 class Slots(NamedTuple):
@@ -124,6 +133,55 @@ class Slots(NamedTuple):
   row_steps: Array  # int32 []
   useful: Array  # int32 []
 
+  @property
+  def counters(self) -> Array:
+    """int32 [6], in the order of `_COUNTERS`."""
+    return jnp.stack([getattr(self, name) for name in _COUNTERS])
+
+
+_COUNTERS = ("time", "head", "chunks", "steps", "row_steps", "useful")
+_ROWS = ("prefix", "base", "began", "token", "generated", "limit", "item")
+
+
+def _bits(a: Array) -> Array:
+  return (jax.lax.bitcast_convert_type(a, jnp.int32) if a.dtype != bool
+          else a.astype(jnp.int32))
+
+
+def _pack(slots: Slots) -> State:
+  rows = [getattr(slots, name) for name in _ROWS]
+  rows += [slots.active, *slots.row_key.T, *slots.settings]
+  return State(slots.kv, slots.written, jnp.stack(
+      [_bits(a) for a in slots.record]), jnp.stack([_bits(a) for a in rows]),
+      slots.counters)
+
+
+def _unpack(state: State) -> Slots:
+  floats = lambda a: jax.lax.bitcast_convert_type(a, jnp.float32)
+  ints, (active, key0, key1, *settings) = (state.rows[: len(_ROWS)],
+                                           state.rows[len(_ROWS):])
+  temperature, top_k, top_p, min_p = settings
+  tokens, logprobs, processed = state.record
+  keys = jnp.stack([key0, key1], 1)
+  return Slots(
+      kv=state.kv, written=state.written,
+      record=Record(tokens, floats(logprobs), floats(processed)),
+      active=active.astype(bool),
+      row_key=jax.lax.bitcast_convert_type(keys, jnp.uint32),
+      settings=(floats(temperature), top_k, floats(top_p), floats(min_p)),
+      **dict(zip(_ROWS, ints)), **dict(zip(_COUNTERS, state.counters)))
+
+
+class Control(NamedTuple):
+  """What the host says in a dispatch: one int32 array, in this order."""
+
+  tail: Any  # queue entries [head, tail) are waiting
+  max_chunks: Any
+  reset: Any  # 1 = a new step: every slot free, counters at 0
+  seed: Any  # seed, stream and step: the address of the step's numbers
+  stream: Any
+  step: Any
+
 
 def empty_prefixes(sizes, prompts: int, length: int, dtype) -> Prefixes:
   """A prefix store for `prompts` prompts of at most `length` tokens."""
@@ -138,21 +196,15 @@ def _empty_record(rows: int, length: int) -> Record:
                 jnp.zeros((rows, length), jnp.float32))
 
 
-def empty_slots(sizes, slots: int, ring: int, max_new_tokens: int,
-                dtype) -> Slots:
+def empty_state(sizes, slots: int, ring: int, max_new_tokens: int,
+                dtype) -> State:
   """All slots free; `ring` is the number of its columns."""
-  ints = lambda: jnp.zeros((slots,), jnp.int32)
-  floats = lambda: jnp.zeros((slots,), jnp.float32)
-  return Slots(
-      kv=cache_lib.empty(sizes, slots, ring, dtype),
-      written=jnp.full((ring,), -1, jnp.int32),
-      record=_empty_record(slots, max_new_tokens), prefix=ints(),
-      base=ints(), began=ints(), token=ints(), generated=ints(),
-      limit=ints(), active=jnp.zeros((slots,), bool), item=ints(),
-      row_key=jnp.zeros((slots, 2), jnp.uint32),
-      settings=(floats(), ints(), floats(), floats()),
-      **{k: jnp.zeros((), jnp.int32) for k in (
-          "head", "time", "chunks", "steps", "row_steps", "useful")})
+  return State(
+      cache_lib.empty(sizes, slots, ring, dtype),
+      jnp.full((ring,), -1, jnp.int32),
+      jnp.zeros((3, slots, max_new_tokens), jnp.int32),
+      jnp.zeros((len(_ROWS) + 7, slots), jnp.int32),
+      jnp.zeros((len(_COUNTERS),), jnp.int32))
 
 
 def prefill(weights: Weights, leaves, prefixes: Prefixes, tokens: Array,
@@ -176,7 +228,7 @@ def prefill(weights: Weights, leaves, prefixes: Prefixes, tokens: Array,
       prefixes.last_token.at[rows].set(last, mode="drop"))
 
 
-def _unpack(queue: Array) -> Queue:
+def _unpack_queue(queue: Array) -> Queue:
   return Queue(*[
       row if dtype == "int32" else jax.lax.bitcast_convert_type(row, dtype)
       for row, dtype in zip(queue, QUEUE_DTYPES)])
@@ -321,36 +373,33 @@ def prefixes_length(prefixes: Prefixes) -> int:
   return jax.tree.leaves(prefixes.kv)[0].shape[-1]
 
 
-def _append(report: Report, slots: Slots, ended: Array, last: Array,
-            stop_ids: Array) -> Report:
-  """The report with the slots that ended in this chunk, in slot order."""
+def _append(report: tuple, slots: Slots, ended: Array,
+            stop_ids: Array) -> tuple:
+  """(record, ends, count) with the slots that ended in this chunk.
+
+  In slot order. Rows past the count are overwritten by what ends next.
+  """
+  record, ends, count = report
   order = jnp.argsort(~ended, stable=True)
-  stop = jnp.any(last[:, None] == stop_ids[None], -1)
+  stop = jnp.any(slots.token[:, None] == stop_ids[None], -1)
   rows = jnp.arange(ended.shape[0])
-  # Slots past the ended ones are overwritten by what ends next.
+  new = jnp.stack([slots.item, slots.generated, stop.astype(jnp.int32),
+                   jnp.broadcast_to(slots.chunks, rows.shape), rows])
   put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
-      old, new[order], report.count, 0)
-  return report._replace(
-      record=jax.tree.map(put, report.record, slots.record),
-      item=put(report.item, slots.item),
-      lengths=put(report.lengths, slots.generated),
-      stopped=put(report.stopped, stop),
-      end_chunk=put(report.end_chunk,
-                    jnp.broadcast_to(slots.chunks, rows.shape)),
-      slot=put(report.slot, rows),
-      count=report.count + jnp.sum(ended, dtype=jnp.int32))
+      old, new[order], count, 0)
+  return (jax.tree.map(put, record, slots.record), put(ends, new.T),
+          count + jnp.sum(ended, dtype=jnp.int32))
 
 
-def decode(weights: Weights, leaves, prefixes: Prefixes, slots: Slots,
-           queue: Array, tail: Array, max_chunks: Array, step_key: Array,
-           stop_ids: Array, *, chunk: int, shapes: tuple[Shape, ...],
-           rows: int) -> tuple[Slots, Report]:
+def decode(weights: Weights, leaves, prefixes: Prefixes, state: State,
+           queue: Array, control: Array, stop_ids: Array, *, chunk: int,
+           shapes: tuple[Shape, ...], rows: int) -> tuple[State, Report]:
   """Runs up to `max_chunks` chunks, or until queue and slots are empty.
 
   Args:
     leaves: `weights.prepare(params)`.
-    queue: int32 [8, Q], see `Queue`; entries [head, tail) are waiting.
-    step_key: uint32 [2], key data of (seed, step).
+    queue: int32 [8, Q], see `Queue`.
+    control: int32 [6], see `Control`.
     stop_ids: int32 [N], any of them ends a row; pad with -1.
     chunk: decode steps between refills, C.
     shapes: compiled sizes of a chunk, the cheapest first; the last holds
@@ -358,13 +407,17 @@ def decode(weights: Weights, leaves, prefixes: Prefixes, slots: Slots,
     rows: rows of the report. It stops when they may not suffice.
   """
   model, blocks = weights.model(leaves)
-  queue = _unpack(queue)
+  queue = _unpack_queue(queue)
+  tail, max_chunks, reset, *address = Control(*control)
+  step_key = random_lib.step_key(*address)
+  slots = _unpack(state)
+  slots = slots._replace(
+      active=slots.active & (reset == 0),
+      **{name: getattr(slots, name) * (1 - reset) for name in _COUNTERS})
   num_slots, longest = slots.record.tokens.shape
   ring = slots.written.shape[0]
-  zeros = lambda dtype=jnp.int32: jnp.zeros((rows,), dtype)
-  report = Report(_empty_record(rows, longest), zeros(), zeros(),
-                  zeros(bool), zeros(), zeros(),
-                  *[jnp.zeros((), jnp.int32)] * 6)
+  report = (_empty_record(rows, longest), jnp.zeros((rows, 5), jnp.int32),
+            jnp.int32(0))
 
   def run_chunk(carry):
     n, slots, report = carry
@@ -398,7 +451,7 @@ def decode(weights: Weights, leaves, prefixes: Prefixes, slots: Slots,
       ended = begun & ~active
       report = jax.lax.cond(
           jnp.any(ended),
-          lambda: _append(report, slots, ended, token, stop_ids),
+          lambda: _append(report, slots, ended, stop_ids),
           lambda: report)
       if ring:
         at = slots.time % ring
@@ -412,12 +465,12 @@ def decode(weights: Weights, leaves, prefixes: Prefixes, slots: Slots,
     return n + 1, slots._replace(chunks=slots.chunks + 1), report
 
   def more(carry):
-    n, slots, report = carry
-    return ((n < max_chunks) & (report.count + num_slots <= rows)
+    n, slots, (_, _, count) = carry
+    return ((n < max_chunks) & (count + num_slots <= rows)
             & (jnp.any(slots.active) | (slots.head < tail)))
 
-  _, slots, report = jax.lax.while_loop(more, run_chunk,
-                                        (jnp.int32(0), slots, report))
-  return slots, report._replace(
-      head=slots.head, chunks=slots.chunks, steps=slots.steps,
-      row_steps=slots.row_steps, useful=slots.useful)
+  _, slots, (record, ends, count) = jax.lax.while_loop(
+      more, run_chunk, (jnp.int32(0), slots, report))
+  return _pack(slots), Report(
+      jnp.stack([_bits(a) for a in record]), ends.T,
+      slots.counters.at[0].set(count))

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
-@jax.jit
-def step_key(seed: Array, step: Array, stream: Array) -> Array:
+def step_key(seed: Array, stream: Array, step: Array) -> Array:
   """Key data uint32 [2] of (seed, stream of numbers, step)."""
   key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), stream)
   return jax.random.key_data(jax.random.fold_in(key, step))

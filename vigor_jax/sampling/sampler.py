@@ -29,7 +29,6 @@ import numpy as np
 from vigor_jax.policy import transformer
 from vigor_jax.sampling import cache as cache_lib
 from vigor_jax.sampling import decode as decode_lib
-from vigor_jax.sampling import random as random_lib
 from vigor_jax.sampling import weights as weights_lib
 
 # A report larger than this many tokens is handed over in parts.
@@ -161,14 +160,6 @@ def _programs(graph, sizes, chunk: int, shapes, rows: int):
   return weights, prefill, decode
 
 
-@functools.partial(jax.jit, donate_argnums=(0,))
-def _reset(slots: decode_lib.Slots) -> decode_lib.Slots:
-  """Counters at 0 and every slot free."""
-  zero = lambda name: jnp.zeros_like(getattr(slots, name))
-  return slots._replace(**{name: zero(name) for name in (
-      "active", "head", "chunks", "steps", "row_steps", "useful")})
-
-
 class Sampler:
   """Draws rollouts for one model; see the module's docstring.
 
@@ -210,7 +201,7 @@ class Sampler:
     dtype = jnp.dtype(settings.cache_dtype)
     self._prefixes = decode_lib.empty_prefixes(
         sizes, settings.prefixes, buckets[-1], dtype)
-    self._slots = decode_lib.empty_slots(
+    self._state = decode_lib.empty_state(
         sizes, settings.slots, settings.ring, settings.max_new_tokens, dtype)
     self.seconds = {"prefill": 0.0, "decode": 0.0}
     self.begin(0)
@@ -226,9 +217,7 @@ class Sampler:
     self._queue = np.zeros((len(decode_lib.QUEUE_DTYPES),
                             self.settings.queue), np.int32)
     self._tail = self._ended = 0
-    self._slots = _reset(self._slots)
-    self._step_key = random_lib.step_key(
-        np.uint32(self.seed), np.uint32(step), np.uint32(stream))
+    self._address, self._reset = (self.seed, stream, step), 1
     self.decode_steps = self.row_steps = self.useful_steps = 0
     self.chunks = self.prefilled = 0
 
@@ -376,10 +365,14 @@ class Sampler:
         ask(free(), None if idle else self.chunks - 1)
 
   def _dispatch(self, leaves, limit: int) -> decode_lib.Report:
-    self._slots, report = self._decode(
-        leaves, self._prefixes, self._slots, self._queue,
-        np.int32(self._tail), np.int32(limit), self._step_key,
-        self._stop_ids)
+    control = decode_lib.Control(self._tail, limit, self._reset,
+                                 *self._address)
+    # Words of 32 bits: an address keeps its low ones.
+    words = (np.array(control, np.int64) & 0xFFFFFFFF).astype(np.uint32)
+    self._state, report = self._decode(
+        leaves, self._prefixes, self._state, self._queue,
+        words.view(np.int32), self._stop_ids)
+    self._reset = 0
     return report
 
   def _running(self) -> int:
@@ -387,25 +380,22 @@ class Sampler:
     return self._tail - self._ended
 
   def _collect(self, report: decode_lib.Report) -> Rows | None:
-    report = jax.device_get(report)
-    self.chunks, self.decode_steps = int(report.chunks), int(report.steps)
-    self.row_steps = int(report.row_steps)
-    self.useful_steps = int(report.useful)
-    k = int(report.count)
+    record, ends, counters = jax.device_get(report)
+    (k, _, self.chunks, self.decode_steps, self.row_steps,
+     self.useful_steps) = map(int, counters)
     if not k:
       return None
     self._ended += k
-    lengths, entry = report.lengths[:k].copy(), report.item[:k].copy()
+    entry, lengths, stopped, end_chunk, slot = ends[:, :k].copy()
     past = (np.arange(self.settings.max_new_tokens)[None]
             >= lengths[:, None])
-    cut = lambda a: np.where(past, 0, a[:k]).astype(a.dtype)
+    tokens, logprobs, processed = np.where(past, 0, record[:, :k])
     return Rows(
-        tokens=cut(report.record.tokens),
-        logprobs=cut(report.record.logprobs),
-        processed_logprobs=cut(report.record.processed), lengths=lengths,
-        truncated=~report.stopped[:k], group=self._queue[0, entry],
-        sample=self._queue[2, entry], end_chunk=report.end_chunk[:k].copy(),
-        slot=report.slot[:k].copy(), entry=entry)
+        tokens=tokens, logprobs=logprobs.view(np.float32),
+        processed_logprobs=processed.view(np.float32), lengths=lengths,
+        truncated=stopped == 0, group=self._queue[0, entry],
+        sample=self._queue[2, entry], end_chunk=end_chunk, slot=slot,
+        entry=entry)
 
   @property
   def utilisation(self) -> float:
