@@ -19,7 +19,7 @@ def get_config(stream="sparse_signal"):
 
   # The warm start is trained once, then taken from a cache.
   config.init_from = "auto"
-  config.sft.steps = 700
+  config.sft.steps = 1200
   config.sft.batch_size = 128
   config.sft.learning_rate = 1e-3
   config.sft.warmup_steps = 100
@@ -30,8 +30,8 @@ def get_config(stream="sparse_signal"):
 
   config.policy.advantage = "dr_grpo"
   config.policy.aggregator = "rollout_mean"
-  config.policy.row_length = 64
-  config.policy.rows_per_microbatch = 32
+  config.policy.row_length = 32
+  config.policy.rows_per_microbatch = 64
   config.optimizer.name = "adam"
   config.optimizer.learning_rate = 5e-4
   config.optimizer.b2 = 0.99
@@ -41,6 +41,8 @@ def get_config(stream="sparse_signal"):
   config.sampling.slots = 64
   config.sampling.chunk = 4
   config.sampling.prompt_buckets = (8,)
+  # As many for every rule, so that they all share one compiled sampler.
+  config.sampling.prefixes = 256
   config.sampling.max_new_tokens = 7
 
   config.evaluation.every_steps = 10

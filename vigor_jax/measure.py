@@ -77,6 +77,15 @@ class VarianceMeter:
     seen = groups.n > 0
     self._recent.append((groups.n[seen], groups.reward_sum[seen]))
 
+  def state_dict(self) -> list:
+    """Recent counts as lists (JSON-able)."""
+    return [[n.tolist(), k.tolist()] for n, k in self._recent]
+
+  def load_state_dict(self, state: list) -> None:
+    """Restores `state_dict`'s value."""
+    self._recent.clear()
+    self._recent.extend((np.array(n), np.array(k)) for n, k in state)
+
   def measure(self, params, step: int, rollouts) -> dict[str, Any]:
     """Measured and predicted V for the step whose rollouts these are.
 

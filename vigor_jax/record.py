@@ -92,12 +92,15 @@ class Record:
 
   def __init__(self, config, workdir: str, *, quiet: bool = False,
                progress: progress_lib.Progress | None = None,
-               total_steps: int):
+               total_steps: int, command: str = ""):
     self.config, self.workdir, self.quiet = config, workdir, quiet
     self.total_steps = total_steps
     os.makedirs(workdir, exist_ok=True)
     metrics_lib.atomic_write(os.path.join(workdir, CONFIG_FILE),
                              loading.to_json(config))
+    if command:
+      metrics_lib.atomic_write(os.path.join(workdir, "command.txt"),
+                               command + "\n")
     self.checkpoints = checkpoints.Checkpoints(workdir,
                                                config.checkpoint.keep)
     self.step = self.checkpoints.latest() or 0

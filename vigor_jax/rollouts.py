@@ -22,6 +22,7 @@ class _Window:
 
   def __init__(self, stream):
     self._stream = stream
+    self.num_examples = stream.num_examples
     self.prompts = None
 
   def peek(self, k: int):
@@ -39,6 +40,7 @@ class StepRollouts:
     prefilled: prompts run through the model.
     decode_steps: decode steps of all slots.
     wait: seconds spent waiting for verdicts that were late.
+    shaped: whether what is trained on differs from the verdicts.
   """
 
   groups: allocation.Groups
@@ -48,13 +50,19 @@ class StepRollouts:
   prefilled: int
   decode_steps: int
   wait: float
+  shaped: bool = False
 
   def metrics(self) -> dict[str, Any]:
     """The step's reward/, groups/, rollouts/, allocation/ and slots/ keys."""
     groups, size = self.groups, self.buffer.size
     lengths = self.buffer.lengths[:size]
+    shaped = {}
+    if self.shaped:
+      shaped["reward/shaped_mean"] = float(
+          self.buffer.shaped[:size].mean(dtype=float))
     return {
         "reward/mean": float(self.buffer.reward[:size].mean(dtype=float)),
+        **shaped,
         "groups/opened": int(groups.opened.sum()),
         "groups/mixed": groups.mixed_count(),
         "groups/zero_variance_share": groups.zero_variance_share(),
@@ -70,6 +78,26 @@ class StepRollouts:
         "slots/prefilled": self.prefilled,
         "time/wait": self.wait,
     }
+
+  def samples(self, task, batch, count: int) -> list[dict[str, Any]]:
+    """Some of the step's rollouts with reward and advantage.
+
+    Groups with signal come first, then the order of the batch.
+
+    Args:
+      task: decodes the completions.
+      batch: the step's policy.batch.Batch.
+      count: how many at most.
+    """
+    first = np.argsort(batch.advantages == 0, kind="stable")[:count]
+    rows = batch.order[first]
+    buffer, prompts = self.buffer, self.prompts
+    texts = task.decode(buffer.tokens[rows], buffer.lengths[rows])
+    return [
+        dict(source="training", prompt=prompts.texts[buffer.group[row]],
+             answer=prompts.answers[buffer.group[row]], completion=text,
+             reward=float(buffer.reward[row]), advantage=float(advantage))
+        for row, text, advantage in zip(rows, texts, batch.advantages[first])]
 
   def group_record(self) -> dict[str, Any]:
     """The step's line of groups.jsonl: opened groups only."""
@@ -97,6 +125,7 @@ class Collector:
         temperature=sampling.temperature, top_k=sampling.top_k,
         top_p=sampling.top_p, min_p=sampling.min_p)
     self._window = _Window(parts.stream)
+    self._shaping = experiment_lib.shaping_of(parts.config)
 
   def collect(self, params, step: int, timer) -> StepRollouts:
     """Draws and judges the rollouts of one step.
@@ -122,7 +151,8 @@ class Collector:
     draw = self._stream if allocator.streaming else self._rounds
     draw(params, groups, buffer, timer)
     return StepRollouts(groups, self._prompts, buffer, sampler.utilisation,
-                        sampler.prefilled, sampler.decode_steps, self._wait)
+                        sampler.prefilled, sampler.decode_steps, self._wait,
+                        shaped=self._shaping is not None)
 
   def _rounds(self, params, groups, buffer, timer) -> None:
     rounds = self._parts.allocator.rounds(groups)
@@ -140,7 +170,7 @@ class Collector:
         if rows is None:
           break
         with timer("reward"):
-          pending.append((rows, self._submit(rows)))
+          pending.append(self._submit(rows))
       self._settle(pending, groups, buffer, timer)
 
   def _stream(self, params, groups, buffer, timer) -> None:
@@ -176,7 +206,7 @@ class Collector:
         # By chunk: each has its own time of becoming visible.
         for chunk in np.unique(rows.end_chunk):
           part = rows.take(rows.end_chunk == chunk)
-          pending.append((part, self._submit(part)))
+          pending.append(self._submit(part))
 
   def _enqueue(self, params, groups, request, timer) -> None:
     sampler = self._parts.sampler
@@ -195,9 +225,10 @@ class Collector:
                       np.repeat(first, counts) + within, **self._settings)
 
   def _submit(self, rows):
-    texts = self._parts.task.decode(rows.tokens, rows.lengths)
+    """(rows, cut at stop strings; handle of their verdicts)."""
+    rows, texts = self._parts.task.finish(rows)
     answers, metadata = self._prompts.answers, self._prompts.metadata
-    return self._parts.scorer.submit(
+    return rows, self._parts.scorer.submit(
         texts, [answers[g] for g in rows.group],
         [metadata[g] for g in rows.group])
 
@@ -213,3 +244,8 @@ class Collector:
             rows.sample)
       with timer("allocate"):
         buffer.add(rows, verdicts)
+        if self._shaping is not None:
+          new = slice(buffer.size - len(verdicts), buffer.size)
+          buffer.shaped[new] = self._shaping.apply(
+              verdicts, rows.lengths, rows.truncated,
+              self._parts.config.sampling.max_new_tokens, handle.completions)

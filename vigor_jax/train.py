@@ -12,6 +12,7 @@ continues a run that was killed.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from typing import Any
@@ -29,8 +30,8 @@ SUMMARY_FILE = "summary.json"
 WARM_UP_STEPS = 2
 
 
-def train(config, workdir: str, *, quiet: bool = False, progress=None
-          ) -> dict[str, Any]:
+def train(config, workdir: str, *, quiet: bool = False, progress=None,
+          command: str = "") -> dict[str, Any]:
   """Runs, or continues, the run of `config` in `workdir`.
 
   Args:
@@ -38,6 +39,7 @@ def train(config, workdir: str, *, quiet: bool = False, progress=None
     workdir: the run's folder.
     quiet: nothing on the console.
     progress: a progress.Progress to use instead of the console's.
+    command: what was typed, kept in command.txt for the report.
 
   Returns:
     The summary: cumulative rollouts, tokens, seconds, and the evaluation
@@ -60,13 +62,15 @@ def train(config, workdir: str, *, quiet: bool = False, progress=None
             "on", flush=True)
     return summary
 
+  from vigor_jax import host_memory
+  host_memory.keep()
   from vigor_jax import compilation
   from vigor_jax import experiment
   compilation.keep_programs(os.path.join(
       os.path.dirname(os.path.abspath(workdir)), ".programs"))
   parts = experiment.build(config)
   record = record_lib.Record(config, workdir, quiet=quiet, progress=progress,
-                             total_steps=total)
+                             total_steps=total, command=command)
   loop = _supervised if config.stage == "sft" else _reinforce
   try:
     with parts.scorer, record_lib.Signals() as signals:
@@ -117,6 +121,7 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
   from vigor_jax import compilation
   from vigor_jax import evaluate
   from vigor_jax import measure
+  from vigor_jax import profiling
   from vigor_jax import rollouts as rollouts_lib
   from vigor_jax.policy import batch as batch_lib
   from vigor_jax.policy import build as build_lib
@@ -139,16 +144,18 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
                                  parts.scorer.score)
   collector = rollouts_lib.Collector(parts)
   meter = measure.VarianceMeter(parts)
+  if host is not None:
+    meter.load_state_dict(host["meter"])
 
   def save(step: int) -> None:
     record.save(step, state.params, state.opt_state, dict(
         stage="rl", allocator=allocator.state_dict(),
-        stream=stream.state_dict()))
+        stream=stream.state_dict(), meter=meter.state_dict()))
 
-  def assess(step: int) -> None:
+  def assess(step: int, trained: list = ()) -> None:
     with counters.paused():
       metrics, samples = evaluator(state.params, step)
-      record.evaluation(step, metrics, samples)
+      record.evaluation(step, metrics, [*trained, *samples])
 
   sampler.warm_up(state.params)
   if record.step == 0 and every and not record.curve:
@@ -161,23 +168,24 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
     begun = time.perf_counter()
     timer = measure.PhaseTimer()
 
-    # Rollouts: rounds of requests, prefills, decoding, verdicts.
-    step_rollouts = collector.collect(state.params, step, timer)
-    groups, buffer = step_rollouts.groups, step_rollouts.buffer
+    with traces.step(step + 1):
+      # Rollouts: rounds of requests, prefills, decoding, verdicts.
+      step_rollouts = collector.collect(state.params, step, timer)
+      groups, buffer = step_rollouts.groups, step_rollouts.buffer
 
-    # Advantages by prompt id, and the update.
-    with timer("allocate"):
-      batch = batch_lib.make_batch(
-          buffer, groups, allocator, step_rollouts.prompts.tokens, estimator,
-          seed=config.seed, step=step)
-    evaluating = every and (step + 1) % every == 0
-    extra = {}
-    if evaluating and config.evaluation.fresh_rollouts:
-      with counters.paused(), timer.excluded():
-        extra = meter.measure(state.params, step, step_rollouts)
-    with timer("update"):
-      state, updated = update_lib.run_updates(
-          updater, state, batch, config, step, reference)
+      # Advantages by prompt id, and the update.
+      with timer("allocate"):
+        batch = batch_lib.make_batch(
+            buffer, groups, allocator, step_rollouts.prompts.tokens, estimator,
+            seed=config.seed, step=step)
+      evaluating = every and (step + 1) % every == 0
+      extra = {}
+      if evaluating and config.evaluation.fresh_rollouts:
+        with counters.paused(), timer.excluded():
+          extra = meter.measure(state.params, step, step_rollouts)
+      with timer("update"):
+        state, updated = update_lib.run_updates(
+            updater, state, batch, config, step, reference)
 
     # The record.
     with timer("allocate"):
@@ -207,7 +215,8 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
           "kept")
 
     if evaluating or (step + 1 == total and every):
-      assess(step + 1)
+      assess(step + 1, step_rollouts.samples(
+          parts.task, batch, config.evaluation.num_samples_logged))
       if compiled is not None:
         compiled = compilation.count()
     if (step + 1) % config.checkpoint.every_steps == 0 or step + 1 == total:
@@ -230,7 +239,7 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
   from vigor_jax.policy import update as update_lib
 
   config, counters = parts.config, record.counters
-  updater = warm_start.make_updater(config, parts.graph)
+  updater = warm_start.make_updater(config, parts.graph, parts.placement)
   state, _ = _start(parts, record, updater)
   evaluator = evaluate.Evaluator(config, parts.task, parts.sampler,
                                  parts.scorer.score)
@@ -280,13 +289,13 @@ def main(argv) -> None:
   from vigor_jax import record as record_lib
   from vigor_jax.config import pretty
   print(pretty(args.config), flush=True)
+  command = shlex.join(["python", "-m", "vigor_jax.train", *argv[1:]])
   try:
-    summary = train(args.config, args.workdir)
+    summary = train(args.config, args.workdir, command=command)
   except record_lib.Interrupted as stop:
-    command = " ".join([sys.executable, "-m", "vigor_jax.train", *argv[1:]])
     print(f"{stop}\nto go on:\n  {command}", flush=True)
     sys.exit(128 + stop.signum)
-  except ValueError as error:
+  except (ValueError, FloatingPointError) as error:
     cli.exit_with_message(error)
   from vigor_jax import report
   path = report.build([args.workdir], args.workdir)

@@ -26,6 +26,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from vigor_jax.policy import sharding
 from vigor_jax.policy.sizes import Sizes
 
 Array = jax.Array
@@ -85,6 +86,11 @@ def rotate(x: Array, rope: tuple[Array, Array]) -> Array:
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   out = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
   return out.astype(x.dtype)
+
+
+def _rows(x: Array) -> Array:
+  """On a mesh: hidden states [B, T, D] are split by rows, nothing else."""
+  return sharding.constrain(x, sharding.BATCH, None, None)
 
 
 class Block(nnx.Module):
@@ -164,9 +170,10 @@ class Block(nnx.Module):
     with jax.named_scope("attention"):
       q, k, v = self.project(self.attn_norm(x))
       out, saved = attend(rotate(q, rope), rotate(k, rope), v)
-      x = x + jnp.einsum("bthk,hkd->btd", out, self.o[...].astype(x.dtype))
+      x = _rows(x + jnp.einsum("bthk,hkd->btd", out,
+                               self.o[...].astype(x.dtype)))
     with jax.named_scope("mlp"):
-      x = x + self.mlp(self.mlp_norm(x))
+      x = _rows(x + self.mlp(self.mlp_norm(x)))
     return x, saved
 
 
@@ -223,7 +230,7 @@ class Transformer(nnx.Module):
     Returns:
       (hidden [B, T, D] in the compute dtype, saved: stacked or a list).
     """
-    x = self.embed[...][tokens].astype(self.sizes.dtype)
+    x = _rows(self.embed[...][tokens].astype(self.sizes.dtype))
     if rope is None:
       rope = rope_tables(self.sizes, positions)
     if blocks is not None:
@@ -278,8 +285,13 @@ def causal_attend(layer, q, k, v):
 
 
 def create(sizes: Sizes, seed: int) -> tuple[nnx.GraphDef, nnx.State]:
-  """(graph, params) of a freshly initialised transformer."""
-  return nnx.split(Transformer(sizes, nnx.Rngs(params=seed)))
+  """(graph, params) of a freshly initialised transformer.
+
+  One compiled program: initialising array by array takes seconds.
+  """
+  init = jax.jit(lambda seed: nnx.split(
+      Transformer(sizes, nnx.Rngs(params=jax.random.key(seed))))[1])
+  return abstract(sizes)[0], init(seed)
 
 
 def abstract(sizes: Sizes) -> tuple[nnx.GraphDef, nnx.State]:
