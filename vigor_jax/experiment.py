@@ -128,6 +128,12 @@ def build(config) -> Experiment:
                     task.stream(config.seed), graph, sizes, sampler, updater)
 
 
+def shaping_of(config) -> rewards.Shaping | None:
+  """What is added to verdicts for the loss; None: nothing."""
+  shaping = rewards.Shaping(**config.reward.shaping)
+  return None if shaping == rewards.Shaping() else shaping
+
+
 def add_noise(config, verdicts: np.ndarray, positions: np.ndarray,
               samples: np.ndarray) -> np.ndarray:
   """Flips verdicts with probability `reward.noise`, by rollout address."""

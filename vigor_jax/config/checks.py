@@ -13,6 +13,7 @@ from vigor_jax.policy import families
 from vigor_jax.policy import advantages
 from vigor_jax.policy import aggregators
 from vigor_jax.policy import loss_table
+from vigor_jax.tasks import suites
 
 ConfigError = fields.ConfigError
 
@@ -47,6 +48,10 @@ RANGES = {
   "rollout_budget": "[1, inf)",
   "reward.noise": "[0, 0.5]",
   "reward.workers": "[0, inf)",
+  "reward.shaping.format_bonus": "[0, inf)",
+  "reward.shaping.length_penalty": "[0, inf)",
+  "reward.shaping.overlong_buffer": "[0, inf)",
+  "reward.shaping.overlong_weight": "(0, inf)",
   "model.sizes.layers": "[1, inf)",
   "model.sizes.width": "[1, inf)",
   "model.sizes.heads": "[1, inf)",
@@ -97,6 +102,7 @@ RANGES = {
   "evaluation.num_prompts": "[1, inf)",
   "evaluation.samples_per_prompt": "[1, inf)",
   "evaluation.temperature": "[0, inf)",
+  "evaluation.top_p": "(0, 1]",
   "evaluation.fresh_rollouts": "[0, inf)",
   "evaluation.fresh_prompts": "[1, inf)",
   "evaluation.num_samples_logged": "[0, inf)",
@@ -118,6 +124,7 @@ def validate(config):
   _check_sampling(config)
   _check_policy(config)
   _check_schedule(config)
+  _check_evaluation(config)
   _check_start(config)
   _check_allocation(config)
   return config
@@ -204,6 +211,33 @@ def _check_reward(config):
       rewards.resolve(config.reward.name)
     except ValueError as error:
       raise ConfigError(str(error)) from error
+  _check_shaping(config)
+
+
+def _check_shaping(config):
+  shaping, longest = config.reward.shaping, config.sampling.max_new_tokens
+  path = "reward.shaping"
+  if shaping.format or shaping.format_bonus:
+    from vigor_jax.rewards import shaping as shaping_lib
+
+    _check_choice(
+      f"{path}.format", shaping.format, tuple(sorted(shaping_lib.FORMATS))
+    )
+    if not shaping.format_bonus:
+      raise ConfigError(
+        f"{path}.format={shaping.format!r} has no effect without "
+        f"{path}.format_bonus; legal: '' or a bonus above 0"
+      )
+  if shaping.overlong_buffer > longest:
+    raise ConfigError(
+      f"{path}.overlong_buffer: {shaping.overlong_buffer} tokens are more than "
+      f"sampling.max_new_tokens={longest}"
+    )
+  if shaping.overlong_weight != 1 and not shaping.overlong_buffer:
+    raise ConfigError(
+      f"{path}.overlong_weight={shaping.overlong_weight} has no effect without "
+      f"{path}.overlong_buffer"
+    )
 
 
 def _check_model(config):
@@ -297,7 +331,7 @@ def _check_policy(config):
 
 
 def _check_schedule(config):
-  optimizer, evaluation = config.optimizer, config.evaluation
+  optimizer = config.optimizer
   if config.stage == "rl" and optimizer.warmup_steps > config.total_steps:
     raise ConfigError(
       f"optimizer.warmup_steps: {optimizer.warmup_steps} are more than "
@@ -308,11 +342,6 @@ def _check_schedule(config):
       f"sft.warmup_steps: {config.sft.warmup_steps} are more than "
       f"sft.steps={config.sft.steps}"
     )
-  if evaluation.fresh_rollouts == 1:
-    raise ConfigError(
-      "evaluation.fresh_rollouts: one rollout has no variance; legal: 0 "
-      "(off) or at least 2 (16 or more for a useful figure)"
-    )
   outside = [
     step for step in config.profile_steps if not 1 <= step <= config.total_steps
   ]
@@ -321,6 +350,32 @@ def _check_schedule(config):
       f"profile_steps: {outside[0]} is no step of the run; legal: 1 to "
       f"total_steps={config.total_steps}"
     )
+
+
+def _check_evaluation(config):
+  evaluation = config.evaluation
+  if evaluation.fresh_rollouts == 1:
+    raise ConfigError(
+      "evaluation.fresh_rollouts: one rollout has no variance; legal: 0 "
+      "(off) or at least 2 (16 or more for a useful figure)"
+    )
+  most = evaluation.samples_per_prompt
+  if evaluation.suite:
+    try:
+      most = max(m.samples or most for m in suites.parse(evaluation.suite))
+    except ValueError as error:
+      raise ConfigError(f"evaluation.suite: {error}") from error
+  elif evaluation.suite_folder:
+    raise ConfigError(
+      f"evaluation.suite_folder={evaluation.suite_folder!r} has no effect "
+      "without evaluation.suite"
+    )
+  for k in evaluation.pass_at:
+    if not 1 <= k <= most:
+      raise ConfigError(
+        f"evaluation.pass_at: pass@{k} needs 1 <= k <= samples per prompt, "
+        f"which are {most}"
+      )
 
 
 def _check_start(config):

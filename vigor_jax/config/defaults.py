@@ -69,6 +69,14 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     mode="",  # Passed on to rewards that have modes ("binary", "fraction").
     noise=0.0,  # Probability with which a verdict is flipped.
     workers=0,  # Processes for rewards that are not cheap; 0: one per core.
+    # What the loss sees beside the verdict; allocation never does.
+    shaping=config_dict.create(
+      format="",  # "boxed" or "think": what earns the bonus.
+      format_bonus=0.0,
+      length_penalty=0.0,  # Per 1000 tokens of a completion.
+      overlong_buffer=0,  # Last tokens below the limit that cost; 0: off.
+      overlong_weight=1.0,  # Of that cost, at most 1 before it.
+    ),
   )
 
   config.model = config_dict.create(
@@ -165,6 +173,13 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     num_prompts=256,
     samples_per_prompt=1,
     temperature=1.0,
+    top_p=1.0,
+    pass_at=(),  # k of pass@k, beside samples_per_prompt itself.
+    # Tasks to evaluate on instead of the run's own held-out prompts, as
+    # "math, aime24(samples=32)"; see docs/evaluation.md.
+    suite="",
+    suite_folder="",  # With a sub-folder for each; empty: where fetch puts it.
+    reward_mode="",  # Of the evaluation's verdicts; empty: reward.mode.
     fresh_rollouts=0,  # Uncharged rollouts per prompt to measure variance with.
     fresh_prompts=32,  # Prompts that get them.
     num_samples_logged=4,

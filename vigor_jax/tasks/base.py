@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vigor_jax.tasks import vocabularies
 from vigor_jax.tasks.characters import Vocabulary
 from vigor_jax.tasks.stream import Prompts, PromptStream, Source
 
@@ -104,6 +105,37 @@ class Task:
   def decode(self, tokens: np.ndarray, lengths: np.ndarray) -> list[str]:
     """Texts of completions: int [k, L] and [k]; the EOS is not shown."""
     return self.vocabulary.decode_batch(tokens, lengths)
+
+  def finish(self, rows: Any) -> tuple[Any, list[str]]:
+    """Ends each completion with its first stop string.
+
+    The sampler knows stop ids only, so a row may hold tokens that were drawn
+    after a stop string, which may span tokens, was complete. They are dropped:
+    the row ends with the token that completed it, ids as they were sampled.
+
+    Args:
+      rows: a dataclass with tokens, logprobs, processed_logprobs [k, L],
+        lengths [k] and truncated [k], such as the sampler's.
+
+    Returns:
+      (rows, the k texts; a stop string is shown, an EOS is not).
+    """
+    texts = self.decode(rows.tokens, rows.lengths)
+    stops = self.stop_strings
+    found = [i for i, t in enumerate(texts) if any(s in t for s in stops)]
+    if not found:
+      return rows, texts
+    lengths, truncated = rows.lengths.copy(), rows.truncated.copy()
+    for i in found:
+      ids = rows.tokens[i, : lengths[i]]
+      lengths[i] = vocabularies.find_stop(self.vocabulary, ids, stops) + 1
+      truncated[i] = False
+      texts[i] = self.decode(rows.tokens[i][None], lengths[i : i + 1])[0]
+    live = np.arange(rows.tokens.shape[1]) < lengths[:, None]
+    names = ("tokens", "logprobs", "processed_logprobs")
+    cut = {n: np.where(live, getattr(rows, n), 0) for n in names}
+    cut |= {"lengths": lengths, "truncated": truncated}
+    return dataclasses.replace(rows, **cut), texts
 
   @property
   def seqio_task(self) -> Any:
