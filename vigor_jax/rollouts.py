@@ -126,7 +126,6 @@ class Collector:
         top_p=sampling.top_p, min_p=sampling.min_p)
     self._window = _Window(parts.stream)
     self._shaping = experiment_lib.shaping_of(parts.config)
-    self._shaping = experiment_lib.shaping_of(parts.config)
 
   def collect(self, params, step: int, timer) -> StepRollouts:
     """Draws and judges the rollouts of one step.
@@ -245,11 +244,6 @@ class Collector:
             rows.sample)
       with timer("allocate"):
         buffer.add(rows, verdicts)
-        if self._shaping is not None:
-          new = slice(buffer.size - len(verdicts), buffer.size)
-          buffer.shaped[new] = self._shaping.apply(
-              verdicts, rows.lengths, rows.truncated,
-              self._parts.config.sampling.max_new_tokens, handle.completions)
         if self._shaping is not None:
           new = slice(buffer.size - len(verdicts), buffer.size)
           buffer.shaped[new] = self._shaping.apply(
