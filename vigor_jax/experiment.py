@@ -15,6 +15,7 @@ from vigor_jax import allocation
 from vigor_jax import checkpoints
 from vigor_jax import rewards
 from vigor_jax import tasks
+from vigor_jax.tasks import suites
 from vigor_jax.config import fields
 from vigor_jax.policy import build as build_lib
 from vigor_jax.policy import families
@@ -27,16 +28,35 @@ from vigor_jax.sampling import sampler as sampler_lib
 _PROBE_PROMPTS = 4
 
 
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+  """A task's held-out prompts, and who judges their completions.
+
+  Attributes:
+    label: its name in a suite; "" where it is all there is.
+    task, scorer, prompts: the task, its reward, k of its prompts.
+    samples: completions of each.
+  """
+
+  label: str
+  task: tasks.Task
+  scorer: rewards.Scorer
+  prompts: tasks.Prompts
+  samples: int
+
+
 @dataclasses.dataclass
 class Experiment:
-  """The parts of a run.
+  """The parts of a run; a context that ends the rewards' processes.
 
   Attributes:
     config: validated configuration.
     task: prompts, vocabulary, evaluation set.
-    scorer: verdicts; close it when done (it may own processes).
+    scorer: verdicts.
+    held_out: what is evaluated on, one part or a suite of them.
     allocator: which prompt gets the next rollout.
-    stream: training prompts.
+    stream: training prompts; None where only evaluation is asked for and
+      the task has none.
     graph: nnx graph of the transformer; sizes: its sizes.
     sampler, updater: the two device programs.
   """
@@ -44,12 +64,20 @@ class Experiment:
   config: Any
   task: tasks.Task
   scorer: rewards.Scorer
+  held_out: list[HeldOut]
   allocator: allocation.Allocator
-  stream: tasks.PromptStream
+  stream: tasks.PromptStream | None
   graph: Any
   sizes: transformer.Sizes
   sampler: sampler_lib.Sampler
   updater: update_lib.Updater
+
+  def __enter__(self) -> Experiment:
+    return self
+
+  def __exit__(self, *unused) -> None:
+    for scorer in {self.scorer, *(part.scorer for part in self.held_out)}:
+      scorer.close()
 
   def fresh_params(self, seed: int):
     """The pretrained checkpoint's parameters; without one, drawn anew."""
@@ -66,31 +94,44 @@ class Experiment:
     return checkpoints.restore_params(path, self.abstract_params())[0]
 
 
-def make_task(config) -> tasks.Task:
-  """The task of `config.task`.
-
-  A task of text whose tokenizer is not named uses the pretrained model's.
-  """
+def _task_options(config) -> dict[str, Any]:
   name = config.task.name
   options = fields.options_of(config.task, tasks.REGISTRY[name].options)
   checkpoint = config.model.checkpoint
   if options.get("tokenizer") == "" and families.has_tokenizer(checkpoint):
     options["tokenizer"] = checkpoint
-  return tasks.make({"name": name, **options})
+  return options
+
+
+def make_task(config) -> tasks.Task:
+  """The task of `config.task`.
+
+  A task of text whose tokenizer is not named uses the pretrained model's.
+  """
+  return tasks.make({"name": config.task.name, **_task_options(config)})
 
 
 def make_scorer(config, task: tasks.Task) -> rewards.Scorer:
-  """The run's reward, tried once on made completions.
+  """The run's reward, tried once on made completions; see `_scorer`."""
+  return _scorer(config, task, config.reward.name or task.reward,
+                 config.reward.mode)
+
+
+def _scorer(config, task: tasks.Task, name: str, mode: str
+            ) -> rewards.Scorer:
+  """A reward, tried once on made completions of a task.
 
   Raises:
     RewardError: it returned something that is not a number in [0, 1]; the
       message names the function and what it returned.
   """
-  scorer = rewards.Scorer(config.reward.name or task.reward,
-                          mode=config.reward.mode or None,
+  scorer = rewards.Scorer(name, mode=mode or None,
                           workers=config.reward.workers or None)
   try:
-    few = task.evaluation(_PROBE_PROMPTS)
+    if task.held_out is not None:
+      few = task.evaluation(_PROBE_PROMPTS)
+    else:
+      few = task.stream(config.seed).peek(_PROBE_PROMPTS)
     scorer.probe(rewards.probe_examples(few.answers, few.metadata))
   except BaseException:
     scorer.close()
@@ -98,19 +139,68 @@ def make_scorer(config, task: tasks.Task) -> rewards.Scorer:
   return scorer
 
 
-def build(config) -> Experiment:
+def _held_out(config, task: tasks.Task, scorer: rewards.Scorer
+              ) -> list[HeldOut]:
+  """What is evaluated on: the task's own held-out prompts, or a suite."""
+  e = config.evaluation
+  mode = e.reward_mode or config.reward.mode
+  made = {(scorer.name, scorer.mode or ""): scorer}
+
+  def judge(of: tasks.Task, name: str, mode: str) -> rewards.Scorer:
+    if (name, mode) not in made:
+      made[name, mode] = _scorer(config, of, name, mode)
+    return made[name, mode]
+
+  if not e.suite:
+    return [HeldOut("", task, judge(task, scorer.name, mode),
+                    task.evaluation(e.num_prompts), e.samples_per_prompt)]
+  parts = []
+  for member in suites.parse(e.suite):
+    other = suites.build(member, _task_options(config), e.suite_folder)
+    if other.vocabulary.fingerprint != task.vocabulary.fingerprint:
+      raise ValueError(
+          f"evaluation.suite: {member.label} has another vocabulary than task "
+          f"{task.name}; set its tokenizer, or model.checkpoint")
+    # A mode is the run's choice among those of a reward that has any.
+    has_modes = bool(getattr(rewards.resolve(other.reward), "modes", ()))
+    parts.append(HeldOut(
+        member.label, other,
+        judge(other, other.reward, mode if has_modes else ""),
+        other.evaluation(member.prompts or e.num_prompts),
+        member.samples or e.samples_per_prompt))
+  return parts
+
+
+def build(config, *, training: bool = True) -> Experiment:
   """Builds a run's parts; makes no parameters.
+
+  Args:
+    config: validated configuration.
+    training: False for an evaluation alone: the task needs no training part,
+      and none at all where there is a suite.
 
   Raises:
     ValueError: with the field, file or prompt that is wrong.
   """
-  task = make_task(config)
+  if config.evaluation.suite and not training:
+    first = suites.parse(config.evaluation.suite)[0]
+    task = suites.build(first, _task_options(config),
+                        config.evaluation.suite_folder)
+  else:
+    task = make_task(config)
   if task.max_prompt_length > max(config.sampling.prompt_buckets):
     raise ValueError(
         f"sampling.prompt_buckets: the largest is "
         f"{max(config.sampling.prompt_buckets)} tokens, but prompts of task "
         f"{task.name} have up to {task.max_prompt_length}")
-  scorer = make_scorer(config, task)
+  if training or not config.evaluation.suite:
+    scorer = make_scorer(config, task)
+  else:
+    scorer = _scorer(config, task, task.reward, "")
+  held_out = _held_out(config, task, scorer)
+  stream = None
+  if training or task.source is not None:
+    stream = task.stream(config.seed)
   name = config.allocation.name
   allocator = allocation.make(
       name, fields.options_of(config.allocation[name],
@@ -124,8 +214,8 @@ def build(config) -> Experiment:
       stop_ids=task.stop_ids, seed=config.seed)
   updater = update_lib.Updater(graph, build_lib.objective_of(config),
                                build_lib.optimizer_of(config))
-  return Experiment(config, task, scorer, allocator,
-                    task.stream(config.seed), graph, sizes, sampler, updater)
+  return Experiment(config, task, scorer, held_out, allocator, stream,
+                    graph, sizes, sampler, updater)
 
 
 def shaping_of(config) -> rewards.Shaping | None:

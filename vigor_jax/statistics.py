@@ -157,6 +157,35 @@ def bootstrap_interval(
   return float(low), float(high)
 
 
+def stratified_interval(
+    strata: Sequence, *, level: float = 0.95, resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+  """Bootstrap interval of the unweighted mean of several strata's means.
+
+  Args:
+    strata: vectors, at least one; each is resampled on its own (the tasks of
+      a suite are fixed, their prompts are a sample).
+    level, resamples, seed: as in `bootstrap_interval`.
+
+  Returns:
+    (low, high); (nan, nan) where a stratum has fewer than two values.
+  """
+  if not strata:
+    raise ValueError("no strata to resample")
+  if min(map(len, strata)) < 2:
+    return float("nan"), float("nan")
+  rng = np.random.Generator(np.random.Philox(key=seed))
+  total = np.zeros(resamples)
+  for values in strata:
+    values = np.asarray(values, np.float64)
+    picks = rng.integers(len(values), size=(resamples, len(values)))
+    total += values[picks].mean(axis=1)
+  tail = 100 * (1 - level) / 2
+  low, high = np.percentile(total / len(strata), [tail, 100 - tail])
+  return float(low), float(high)
+
+
 # ------------------------------------------------------------- learning curves
 
 

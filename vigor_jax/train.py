@@ -73,7 +73,7 @@ def train(config, workdir: str, *, quiet: bool = False, progress=None,
                              total_steps=total, command=command)
   loop = _supervised if config.stage == "sft" else _reinforce
   try:
-    with parts.scorer, record_lib.Signals() as signals:
+    with parts, record_lib.Signals() as signals:
       return loop(parts, record, signals)
   finally:
     record.close()
@@ -140,8 +140,7 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
   if config.policy.kl.coef:
     # The policy at step 0, the same after every restart.
     reference = initial_params(parts, record.workdir, record.say)
-  evaluator = evaluate.Evaluator(config, parts.task, sampler,
-                                 parts.scorer.score)
+  evaluator = evaluate.Evaluator(parts)
   collector = rollouts_lib.Collector(parts)
   meter = measure.VarianceMeter(parts)
   if host is not None:

@@ -7,6 +7,9 @@ its limit; a direct call of `verify` uses a small shared pool, from any thread.
 
 from __future__ import annotations
 
+from fractions import Fraction
+import re
+
 from vigor_jax.rewards import extraction
 from vigor_jax.rewards import judge
 from vigor_jax.rewards import latex
@@ -16,6 +19,14 @@ from vigor_jax.rewards import worker
 
 # Completions past this many characters are read from their end.
 MAX_COMPLETION = 2_000_000
+# A number as written, or a fraction of two; longer ones are compared as text.
+_NUMBER = r"[0-9]{1,30}(?:\.[0-9]{1,30})?"
+_LITERAL = re.compile(
+  rf"(?P<sign>[-+]?)(?:(?P<value>{_NUMBER}|\.[0-9]{{1,30}})"
+  r"|\\[dt]?frac\{?(?P<a>[0-9]{1,30})\}?\{?(?P<b>[0-9]{1,30})\}?"
+  r"|(?P<c>[0-9]{1,30})/(?P<d>[0-9]{1,30}))"
+)
+_THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 
 _cache = scorer.VerdictCache()
 
@@ -83,6 +94,29 @@ def verify(completion: str, answer: str, **metadata) -> float:
   return outcome.verdict
 
 
+def final_answer(completion: str, answer: str) -> str | None:
+  """What a majority vote counts: the stated answer in one spelling.
+
+  Numbers are one however they are written (0.50, 1/2 and \\frac12); other
+  answers where their cleaned texts are. None where no answer is stated.
+  """
+  del answer
+  found = extraction.final_answer(completion[-MAX_COMPLETION:])
+  if not found or len(found) > latex.MAX_CHARS:
+    return found and "".join(found.split())
+  text = judge.squeeze(judge.cleaned("", found)[1])
+  if _THOUSANDS.fullmatch(text):
+    text = text.replace(",", "")
+  match = _LITERAL.fullmatch(text)
+  if match is None:
+    return text or None
+  top, bottom = match["a"] or match["c"], match["b"] or match["d"]
+  if bottom and int(bottom) == 0:
+    return text
+  value = Fraction(match["value"] or f"{top}/{bottom}")
+  return str(-value if match["sign"] == "-" else value)
+
+
 def problem(answer: str) -> str | None:
   """What is wrong with a gold answer, for loaders; None when it can be used."""
   gold = extraction.gold_answer(answer)
@@ -104,4 +138,5 @@ verify.time_limit = 4.0
 verify.memory_limit = 512 << 20
 verify.timeout_verdict = 0.0
 verify.cacheable = True
+verify.final_answer = final_answer
 verify.warm_up = _warm_up

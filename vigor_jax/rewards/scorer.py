@@ -84,7 +84,7 @@ class Scorer:
     workers: int | None = None,
   ) -> None:
     self.fn = resolve(fn)
-    self.name = reward_name(self.fn)
+    self.name, self.mode = reward_name(self.fn), mode
     self._parts = (
       self.fn.parts if isinstance(self.fn, Combined) else ((self.fn, 1.0),)
     )

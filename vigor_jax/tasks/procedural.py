@@ -184,6 +184,14 @@ def score(completion: str, answer: str, **metadata) -> float:
   return float(bool(found) and _accepts(generator, found, entry))
 
 
+def _final_answer(completion: str, answer: str) -> str | None:
+  """What a majority vote counts."""
+  return extract(completion, answer) or None
+
+
+score.final_answer = _final_answer
+
+
 def _accepts(generator, found: str, entry: dict[str, Any]) -> bool:
   """Whether the package's verifier takes an answer as fully right."""
   try:
