@@ -23,7 +23,8 @@ MAX_COMPLETION = 2_000_000
 _NUMBER = r"[0-9]{1,30}(?:\.[0-9]{1,30})?"
 _LITERAL = re.compile(
   rf"(?P<sign>[-+]?)(?:(?P<value>{_NUMBER}|\.[0-9]{{1,30}})"
-  r"|\\[dt]?frac\{?(?P<a>[0-9]{1,30})\}?\{?(?P<b>[0-9]{1,30})\}?"
+  r"|\\[dt]?frac\{(?P<a>[0-9]{1,30})\}\{(?P<b>[0-9]{1,30})\}"
+  r"|\\[dt]?frac(?P<e>[0-9])(?P<f>[0-9])"
   r"|(?P<c>[0-9]{1,30})/(?P<d>[0-9]{1,30}))"
 )
 _THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
@@ -110,7 +111,8 @@ def final_answer(completion: str, answer: str) -> str | None:
   match = _LITERAL.fullmatch(text)
   if match is None:
     return text or None
-  top, bottom = match["a"] or match["c"], match["b"] or match["d"]
+  top = match["a"] or match["c"] or match["e"]
+  bottom = match["b"] or match["d"] or match["f"]
   if bottom and int(bottom) == 0:
     return text
   value = Fraction(match["value"] or f"{top}/{bottom}")
