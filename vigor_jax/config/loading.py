@@ -54,7 +54,8 @@ def build(values: Mapping[str, Any] | ml_collections.ConfigDict, source: str):
 def load_file(spec: str) -> ml_collections.ConfigDict:
   """Returns the configuration of a file, `PATH.py` or `PATH.py:ARGUMENT`.
 
-  The file defines `get_config()` or `get_config(arg)`.
+  The file defines `get_config()` or `get_config(arg)`; or it is the
+  config.json of a run.
 
   Raises:
     ConfigError: no such file, no get_config, or an error inside it (named
@@ -65,6 +66,9 @@ def load_file(spec: str) -> ml_collections.ConfigDict:
     path, argument = spec.rsplit(":", 1)
   if not os.path.isfile(path):
     raise ConfigError(f"--config: there is no file {path!r}{_near_file(path)}")
+  if path.endswith(".json"):
+    with open(path) as file:
+      return from_json(file.read(), path)
   module = importlib.util.module_from_spec(
     importlib.util.spec_from_file_location("vigor_jax_config_file", path)
   )
