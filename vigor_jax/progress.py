@@ -97,8 +97,9 @@ class Progress:
         f"{metrics['eval/accuracy_high']:.3f}]"
       )
     for key, value in metrics.items():
-      if key.startswith("eval/pass@"):
-        shown += f"  {key.removeprefix('eval/')} {value:.3f}"
+      name = key.removeprefix("eval/").removesuffix("/accuracy")
+      if name.startswith(("pass@", "cons@")) or key == f"eval/{name}/accuracy":
+        shown += f"  {name} {value:.3f}"
     rollouts = metrics.get("rollouts")
     spent = f" after {quantity(rollouts)} rollouts" if rollouts else ""
     self.say(f"evaluation at step {step}{spent}: {shown}")
