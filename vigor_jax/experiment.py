@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
 from vigor_jax import allocation
@@ -19,6 +20,7 @@ from vigor_jax.tasks import suites
 from vigor_jax.config import fields
 from vigor_jax.policy import build as build_lib
 from vigor_jax.policy import families
+from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
 from vigor_jax.policy import update as update_lib
 from vigor_jax.policy import weights
@@ -59,6 +61,7 @@ class Experiment:
       the task has none.
     graph: nnx graph of the transformer; sizes: its sizes.
     sampler, updater: the two device programs.
+    placement: where arrays live on the mesh; None = one device.
   """
 
   config: Any
@@ -71,6 +74,7 @@ class Experiment:
   sizes: transformer.Sizes
   sampler: sampler_lib.Sampler
   updater: update_lib.Updater
+  placement: sharding.Placement | None
 
   def __enter__(self) -> Experiment:
     return self
@@ -81,13 +85,24 @@ class Experiment:
 
   def fresh_params(self, seed: int):
     """The pretrained checkpoint's parameters; without one, drawn anew."""
+    shardings = None
+    if self.placement is not None:
+      shardings = self.placement.tree(transformer.abstract(self.sizes)[1])
     if self.config.model.checkpoint:
-      return weights.from_checkpoint(self.config.model.checkpoint, self.sizes)
-    return transformer.create(self.sizes, seed)[1]
+      return weights.from_checkpoint(self.config.model.checkpoint, self.sizes,
+                                     shardings)
+    create = lambda: transformer.create(self.sizes, seed)[1]
+    if shardings is None:
+      return create()
+    # Each device draws its own piece: no device holds a whole large model.
+    return jax.jit(create, out_shardings=shardings)()
 
   def abstract_params(self):
-    """Shapes of the parameters, for restoring into."""
-    return transformer.abstract(self.sizes)[1]
+    """Shapes, and shardings, of the parameters, for restoring into."""
+    abstract = transformer.abstract(self.sizes)[1]
+    if self.placement is None:
+      return abstract
+    return self.placement.abstract(abstract)
 
   def load_params(self, path: str):
     """Parameters of a checkpoint (a run's folder or one of its steps)."""
@@ -182,6 +197,7 @@ def build(config, *, training: bool = True) -> Experiment:
   Raises:
     ValueError: with the field, file or prompt that is wrong.
   """
+  placement = sharding.placement_of(config)
   if config.evaluation.suite and not training:
     first = suites.parse(config.evaluation.suite)[0]
     task = suites.build(first, _task_options(config),
@@ -211,11 +227,12 @@ def build(config, *, training: bool = True) -> Experiment:
   graph, _ = transformer.abstract(sizes)
   sampler = sampler_lib.Sampler(
       graph, sizes, build_lib.sampler_settings(config, allocator.max_prompts),
-      stop_ids=task.stop_ids, seed=config.seed)
+      stop_ids=task.stop_ids, seed=config.seed, placement=placement)
   updater = update_lib.Updater(graph, build_lib.objective_of(config),
-                               build_lib.optimizer_of(config))
+                               build_lib.optimizer_of(config), placement)
   return Experiment(config, task, scorer, held_out, allocator, stream,
-                    graph, sizes, sampler, updater)
+                    graph, sizes, sampler, updater,
+                    placement)
 
 
 def shaping_of(config) -> rewards.Shaping | None:

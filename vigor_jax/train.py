@@ -143,6 +143,7 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
   evaluator = evaluate.Evaluator(parts)
   collector = rollouts_lib.Collector(parts)
   meter = measure.VarianceMeter(parts)
+  traces = profiling.StepTraces(record.workdir, config.profile_steps)
   if host is not None:
     meter.load_state_dict(host["meter"])
 
@@ -240,8 +241,7 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
   config, counters = parts.config, record.counters
   updater = warm_start.make_updater(config, parts.graph, parts.placement)
   state, _ = _start(parts, record, updater)
-  evaluator = evaluate.Evaluator(config, parts.task, parts.sampler,
-                                 parts.scorer.score)
+  evaluator = evaluate.Evaluator(parts)
   every, total = config.evaluation.every_steps, config.sft.steps
 
   def save(step: int) -> None:

@@ -16,6 +16,7 @@ import os
 
 import numpy as np
 
+from vigor_jax.config import loading
 from vigor_jax.policy import build as build_lib
 from vigor_jax.policy import packing
 from vigor_jax.policy import update as update_lib
@@ -95,15 +96,30 @@ def cached(config, task, workdir: str, say=print) -> str:
     if not os.path.exists(os.path.join(folder, train_lib.SUMMARY_FILE)):
       say(f"warm start: {config.sft.steps} supervised steps in {folder}, "
           "trained once and reused by every run with these settings")
-      train_lib.train(config_of(config), folder)
+      train_lib.train(_begun(folder) or config_of(config), folder)
   return folder
 
 
-def make_updater(config, graph) -> update_lib.Updater:
+def _begun(folder: str):
+  """Configuration of a warm start that was stopped, or None.
+
+  The key says it is the same warm start; fields that do not matter to it (the
+  difficulty of the RL stream) may differ between the runs that share it.
+  """
+  from vigor_jax import record
+  path = os.path.join(folder, record.CONFIG_FILE)
+  if not os.path.exists(path):
+    return None
+  with open(path) as file:
+    return loading.from_json(file.read(), path)
+
+
+def make_updater(config, graph, placement) -> update_lib.Updater:
   """-log p of the completions: reinforce with advantage 1."""
   objective = update_lib.Objective(loss="reinforce", old="current",
                                    remat=config.policy.remat)
-  return update_lib.Updater(graph, objective, build_lib.optimizer_of(config))
+  return update_lib.Updater(graph, objective, build_lib.optimizer_of(config),
+                            placement)
 
 
 def packed_batch(config, task, step: int) -> tuple[packing.Packed, int, float]:

@@ -24,6 +24,7 @@ import optax
 from vigor_jax.policy import logprobs as logprobs_lib
 from vigor_jax.policy import losses
 from vigor_jax.policy import packing
+from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
 
 
@@ -137,24 +138,31 @@ class Updater:
     graph: nnx graph of the transformer.
     objective: form of the loss.
     options: optimiser.
+    placement: where arrays live on a mesh; None = one device.
 
   The compiled programs are shared by all updaters with equal arguments.
   """
 
-  def __init__(self, graph, objective: Objective, options: OptimizerOptions):
+  def __init__(self, graph, objective: Objective, options: OptimizerOptions,
+               placement: sharding.Placement | None = None):
     losses.default_clips(objective.loss)  # Raises on an unknown name.
     self.objective = objective
     self.tx = optimizer(options)
-    self._init, self._update, self._score = _programs(graph, objective,
-                                                      options)
+    self._placement = placement
+    self._init, self._update, self._score = _programs(
+        graph, objective, options, placement)
 
   def init(self, params) -> TrainState:
     """Fresh optimiser state around `params`."""
+    if self._placement is not None:
+      params = jax.device_put(params, self._placement.tree(params))
     return TrainState(params, self._init(params))
 
   def abstract_opt(self, params):
-    """Shapes of the optimiser state of `params`."""
-    return jax.eval_shape(self.tx.init, params)
+    """Shapes of the optimiser state of `params`, with their shardings."""
+    state = jax.eval_shape(self.tx.init, params)
+    return state if self._placement is None else self._placement.abstract(
+        state)
 
   def state(self, params, opt_state) -> TrainState:
     """A restored state."""
@@ -177,14 +185,27 @@ class Updater:
       (state, metrics as device scalars: loss, grad_norm, clip_share,
       ratio_max_deviation, sampler_trainer_logprob_gap, entropy, kl).
     """
+    batch = self._placed(batch)
     old = batch.sampler_logprobs if old is None else old
     reference = batch.sampler_logprobs if reference is None else reference
-    return self._update(state, batch, old, reference, np.int32(num_micro),
-                        np.float32(denominator), np.float32(rate))
+    return self._finished(self._update(
+        state, batch, old, reference, np.int32(num_micro),
+        np.float32(denominator), np.float32(rate)))
 
   def score(self, params, batch: packing.Packed, num_micro: int) -> jax.Array:
     """Log-probs float32 [M, R, T] of completion tokens, 0 elsewhere."""
-    return self._score(params, batch, np.int32(num_micro))
+    return self._finished(self._score(params, self._placed(batch),
+                                      np.int32(num_micro)))
+
+  def _placed(self, batch: packing.Packed) -> packing.Packed:
+    if self._placement is None:
+      return batch
+    return self._placement.put(batch, self._placement.batch)
+
+  def _finished(self, result):
+    if self._placement is not None and self._placement.waits:
+      jax.block_until_ready(result)
+    return result
 
 
 def micro_logprobs(model: transformer.Transformer, micro: packing.Packed,
@@ -244,13 +265,20 @@ def _micro_loss(params, graph, objective: Objective, micro, old, reference):
 
 
 @functools.lru_cache(maxsize=None)
-def _programs(graph, objective: Objective, options: OptimizerOptions):
+def _programs(graph, objective: Objective, options: OptimizerOptions,
+              placement: sharding.Placement | None):
   tx = optimizer(options)
   grad = jax.value_and_grad(_micro_loss, has_aux=True)
 
+  def like_params(tree):
+    """Fixes that sums and moments are split like their parameters."""
+    if placement is None:
+      return tree
+    return jax.lax.with_sharding_constraint(tree, placement.tree(tree))
+
   def update(state, batch, old, reference, num_micro, denominator, rate):
-    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32),
-                         state.params)
+    zeros = like_params(jax.tree.map(
+        lambda p: jnp.zeros(p.shape, jnp.float32), state.params))
     carry = (jnp.int32(0), zeros, jnp.zeros(()),
              dict(tokens=jnp.int32(0), clipped=jnp.int32(0),
                   entropy=jnp.zeros(()), kl=jnp.zeros(())),
@@ -262,7 +290,8 @@ def _programs(graph, objective: Objective, options: OptimizerOptions):
       micro = packing.Packed(*map(take, batch))
       (value, (more, tops)), new = grad(
           state.params, graph, objective, micro, take(old), take(reference))
-      grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, new)
+      grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads,
+                           like_params(new))
       return (i + 1, grads, loss + value, jax.tree.map(jnp.add, sums, more),
               jax.tree.map(jnp.maximum, peaks, tops))
 
@@ -284,7 +313,8 @@ def _programs(graph, objective: Objective, options: OptimizerOptions):
         "entropy": sums["entropy"] / tokens,
         "kl": sums["kl"] / tokens,
     }
-    return TrainState(params, opt_state), metrics
+    state = TrainState(like_params(params), like_params(opt_state))
+    return state, metrics
 
   def score(params, batch, num_micro):
     model = nnx.merge(graph, params)
@@ -301,8 +331,16 @@ def _programs(graph, objective: Objective, options: OptimizerOptions):
     return jax.lax.while_loop(lambda c: c[0] < num_micro, body,
                               (jnp.int32(0), out))[1]
 
-  return (jax.jit(tx.init), jax.jit(update, donate_argnums=(0,)),
-          jax.jit(score))
+  def traced(function):
+    @functools.wraps(function)
+    def run(*args):
+      with sharding.activations(placement):
+        return function(*args)
+    return run
+
+  return (jax.jit(lambda params: like_params(tx.init(params))),
+          jax.jit(traced(update), donate_argnums=(0,)),
+          jax.jit(traced(score)))
 
 
 def to_host(metrics: dict[str, jax.Array]) -> dict[str, float]:

@@ -26,9 +26,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
 from vigor_jax.sampling import cache as cache_lib
 from vigor_jax.sampling import decode as decode_lib
+from vigor_jax.sampling import placed as placed_lib
 from vigor_jax.sampling import weights as weights_lib
 
 # A report larger than this many tokens is handed over in parts.
@@ -148,16 +150,16 @@ class Rows:
 
 
 @functools.lru_cache(maxsize=None)
-def _programs(graph, sizes, chunk: int, shapes, rows: int):
+def _programs(graph, sizes, chunk: int, shapes, rows: int, placement):
   """Jitted programs, shared by every sampler of the same model."""
-  weights = weights_lib.of(graph, sizes)
-  prefill = jax.jit(functools.partial(decode_lib.prefill, weights),
-                    donate_argnums=(1,))
-  decode = jax.jit(
-      functools.partial(decode_lib.decode, weights, chunk=chunk,
-                        shapes=shapes, rows=rows),
-      donate_argnums=(2,))
-  return weights, prefill, decode
+  weights = weights_lib.of(graph, sizes, placement)
+  prefill = functools.partial(decode_lib.prefill, weights)
+  decode = functools.partial(decode_lib.decode, weights, chunk=chunk,
+                             shapes=shapes, rows=rows)
+  if placement is not None:
+    prefill, decode = placed_lib.wrapped(placement, prefill, decode)
+  return (weights, jax.jit(prefill, donate_argnums=(1,)),
+          jax.jit(decode, donate_argnums=(2,)))
 
 
 class Sampler:
@@ -169,13 +171,15 @@ class Sampler:
     settings: static shapes.
     stop_ids: token ids that end a completion.
     seed: first word of every rollout's address.
+    placement: where arrays live on a mesh; None = one device.
 
   Raises:
     ValueError: settings that cannot work (empty buckets, no slots, ...).
   """
 
   def __init__(self, graph, sizes: transformer.Sizes, settings: Settings, *,
-               stop_ids: Sequence[int], seed: int):
+               stop_ids: Sequence[int], seed: int,
+               placement: sharding.Placement | None = None):
     for name in ("slots", "chunk", "max_new_tokens", "prefill_batch",
                  "prefixes", "queue"):
       if getattr(settings, name) < 1:
@@ -193,16 +197,30 @@ class Sampler:
     width = max(8, len(stop_ids))
     self._stop_ids = np.full((width,), -1, np.int32)
     self._stop_ids[: len(stop_ids)] = stop_ids
-    self._stop_ids = jnp.asarray(self._stop_ids)
+    self._placement = placement
+    shapes = settings.shapes(sizes)
+    if placement is None:
+      self._stop_ids = jnp.asarray(self._stop_ids)
+    else:
+      # Picking the active slots out of all would move rows between devices.
+      shapes = tuple(s for s in shapes if s.width == settings.slots)
+      self._stop_ids = placement.put(self._stop_ids, placement.replicated)
     self._weights, self._prefill, self._decode = _programs(
-        graph, sizes, settings.chunk, settings.shapes(sizes),
-        settings.report_rows)
+        graph, sizes, settings.chunk, shapes, settings.report_rows, placement)
     self._params, self._leaves = None, None
     dtype = jnp.dtype(settings.cache_dtype)
-    self._prefixes = decode_lib.empty_prefixes(
-        sizes, settings.prefixes, buckets[-1], dtype)
-    self._state = decode_lib.empty_state(
-        sizes, settings.slots, settings.ring, settings.max_new_tokens, dtype)
+    prefixes = functools.partial(decode_lib.empty_prefixes, sizes,
+                                 settings.prefixes, buckets[-1], dtype)
+    state = functools.partial(
+        decode_lib.empty_state, sizes, settings.slots, settings.ring,
+        settings.max_new_tokens, dtype)
+    if placement is None:
+      self._prefixes, self._state = prefixes(), state()
+    else:
+      self._prefixes = placed_lib.empty(
+          prefixes, functools.partial(placed_lib.prefixes, placement))
+      self._state = placed_lib.empty(
+          state, functools.partial(placed_lib.state, placement))
     self.seconds = {"prefill": 0.0, "decode": 0.0}
     self.begin(0)
 
@@ -227,9 +245,9 @@ class Sampler:
     leaves = self._prepared(params)
     nowhere = np.full(n, self.settings.prefixes, np.int32)
     for bucket in self.settings.prompt_buckets:
-      self._prefixes = self._prefill(
+      self._prefixes = self._finished(self._prefill(
           leaves, self._prefixes, np.zeros((n, bucket), np.int32),
-          np.ones(n, np.int32), nowhere)
+          np.ones(n, np.int32), nowhere))
     self.begin(0)
     jax.block_until_ready(self._dispatch(leaves, 0))
     self.begin(0)
@@ -240,7 +258,7 @@ class Sampler:
     if self._params is None or len(arrays) != len(self._params) or any(
         a is not b for a, b in zip(arrays, self._params)):
       self._params = arrays
-      self._leaves = self._weights.prepare(params)
+      self._leaves = self._finished(self._weights.prepare(params))
     return self._leaves
 
   def check_prompt(self, length: int, what: str = "prompt") -> None:
@@ -282,8 +300,8 @@ class Sampler:
         padded[: len(part)] = lengths[part]
         at = np.full(n, self.settings.prefixes, np.int32)
         at[: len(part)] = rows[part]
-        self._prefixes = self._prefill(leaves, self._prefixes, block, padded,
-                                       at)
+        self._prefixes = self._finished(self._prefill(
+            leaves, self._prefixes, block, padded, at))
     self.prefilled += len(rows)
     self.seconds["prefill"] += time.perf_counter() - start
 
@@ -373,7 +391,12 @@ class Sampler:
         leaves, self._prefixes, self._state, self._queue,
         words.view(np.int32), self._stop_ids)
     self._reset = 0
-    return report
+    return self._finished(report)
+
+  def _finished(self, result):
+    if self._placement is not None and self._placement.waits:
+      jax.block_until_ready(result)
+    return result
 
   def _running(self) -> int:
     """Rollouts requested and not yet handed out."""

@@ -13,6 +13,7 @@ import functools
 from flax import nnx
 import jax
 
+from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
 from vigor_jax.sampling import cache
 
@@ -23,13 +24,17 @@ class Weights:
   Args:
     graph: nnx graph of the transformer.
     sizes: its sizes.
+    placement: where arrays live on a mesh; None = one device.
   """
 
-  def __init__(self, graph, sizes: transformer.Sizes):
+  def __init__(self, graph, sizes: transformer.Sizes,
+               placement: sharding.Placement | None = None):
     self.sizes = sizes
     self._graph = graph
     self._unrolled = cache.unrolled(sizes)
+    self._placement = placement
     self._prepare = jax.jit(self._fuse)
+    self._reshard = jax.jit(self._sampling_layout)
 
   def _fuse(self, params):
     model = nnx.merge(self._graph, params)
@@ -40,6 +45,10 @@ class Weights:
     rest_graph, rest = nnx.split(model)
     parts = [nnx.split(block) for block in blocks]
     leaves, tree = jax.tree.flatten((rest, [state for _, state in parts]))
+    if self._placement is not None:
+      # Small enough for every device to hold it whole.
+      leaves = jax.lax.with_sharding_constraint(
+          leaves, self._placement.replicated)
     # Static results of tracing, the same for all parameters of this graph.
     self._static = rest_graph, [graph for graph, _ in parts], tree
     return tuple(leaves)
@@ -48,9 +57,21 @@ class Weights:
     """Arrays to hand to a program, of parameters (an nnx state)."""
     if self._unrolled:
       return self._prepare(params)
+    if self._placement is not None:
+      params = self._reshard(params)
     leaves, tree = jax.tree.flatten(params)
     self._static = tree
     return tuple(leaves)
+
+  def _sampling_layout(self, params):
+    """Parameters in the dtype of the computation, gathered over fsdp.
+
+    A layout of its own: reading weights that other chips hold would cost
+    every decode step a gather.
+    """
+    params = jax.tree.map(lambda a: a.astype(self.sizes.dtype), params)
+    return jax.lax.with_sharding_constraint(
+        params, self._placement.tree(params, sharding.SAMPLE_RULES))
 
   def model(self, leaves):
     """(transformer, its layers one by one or None), inside a program."""
@@ -64,6 +85,7 @@ class Weights:
 
 
 @functools.lru_cache(maxsize=None)
-def of(graph, sizes: transformer.Sizes) -> Weights:
+def of(graph, sizes: transformer.Sizes,
+       placement: sharding.Placement | None = None) -> Weights:
   """The one `Weights` of a graph, shared by its samplers."""
-  return Weights(graph, sizes)
+  return Weights(graph, sizes, placement)

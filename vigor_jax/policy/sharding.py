@@ -1,0 +1,246 @@
+"""Where arrays live on a mesh: parameters, optimiser state, batch, caches.
+
+One mesh with the axes (data, fsdp, tensor) serves a chip, a slice and several
+slices. `AXES` names the axes of every parameter; a table of rules says which
+mesh axis each name is split over, one for training and one for sampling:
+
+               training            sampling
+    width      fsdp                whole: no gathering per token
+    heads ...  tensor              tensor
+    rows       data x fsdp         data x fsdp (slots)
+
+An axis that its mesh axis does not divide (2 kv heads over tensor=4) stays
+whole. Nothing here gathers an array on a host: resharding is a jitted
+identity, and hosts put only the pieces that their own devices hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import math
+from typing import Any, Iterator, Mapping, Sequence
+
+import jax
+from jax.experimental import mesh_utils
+import jax.numpy as jnp
+import numpy as np
+
+from vigor_jax import checkpoints
+from vigor_jax.config import checks
+
+MESH_AXES = ("data", "fsdp", "tensor")
+BATCH = ("data", "fsdp")
+
+# Axes of each parameter by its path; blocks carry "layers" in front.
+AXES: dict[str, tuple[str | None, ...]] = {
+    "embed": ("vocab", "width"),
+    "head": ("width", "vocab"),
+    "final_norm/scale": (None,),
+    "blocks/attn_norm/scale": ("layers", None),
+    "blocks/mlp_norm/scale": ("layers", None),
+    "blocks/q": ("layers", "width", "heads", None),
+    "blocks/k": ("layers", "width", "kv_heads", None),
+    "blocks/v": ("layers", "width", "kv_heads", None),
+    "blocks/o": ("layers", "heads", None, "width"),
+    "blocks/q_bias": ("layers", "heads", None),
+    "blocks/k_bias": ("layers", "kv_heads", None),
+    "blocks/v_bias": ("layers", "kv_heads", None),
+    "blocks/q_norm/scale": ("layers", None),
+    "blocks/k_norm/scale": ("layers", None),
+    "blocks/gate": ("layers", "width", "ffn"),
+    "blocks/up": ("layers", "width", "ffn"),
+    "blocks/down": ("layers", "ffn", "width"),
+}
+
+_TENSOR = dict(heads="tensor", kv_heads="tensor", ffn="tensor",
+               vocab="tensor")
+TRAIN_RULES: Mapping[str, Any] = {"width": "fsdp", **_TENSOR}
+SAMPLE_RULES: Mapping[str, Any] = dict(_TENSOR)
+
+P = jax.sharding.PartitionSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+  """A mesh and the rules on it; hashable, so that programs are shared.
+
+  Attributes:
+    mesh: axes (data, fsdp, tensor).
+  """
+
+  mesh: jax.sharding.Mesh
+
+  @property
+  def rows(self) -> int:
+    """Pieces into which rows of a batch, or slots, are split."""
+    return math.prod(self.mesh.shape[a] for a in BATCH)
+
+  @property
+  def waits(self) -> bool:
+    """Whether each program must end before the next is started.
+
+    Several programs with collectives in flight deadlock on the CPU backend
+    of jax 0.10 (in-process rendezvous and gloo alike).
+    """
+    return self.mesh.devices.flat[0].platform == "cpu"
+
+  def named(self, *axes) -> jax.sharding.NamedSharding:
+    """The sharding P(*axes) on this mesh."""
+    return jax.sharding.NamedSharding(self.mesh, P(*axes))
+
+  @property
+  def replicated(self) -> jax.sharding.NamedSharding:
+    return self.named()
+
+  @property
+  def batch(self) -> jax.sharding.NamedSharding:
+    """Of micro-batches [M, R, T]: rows over data and fsdp."""
+    return self.named(None, BATCH)
+
+  def spec(self, path: str, shape: Sequence[int],
+           rules: Mapping[str, Any] = TRAIN_RULES) -> P:
+    """Partition of a parameter, or of a moment of it.
+
+    Args:
+      path: the parameter's, "blocks/gate"; a longer one that ends in it (an
+        optimiser's "1/mu/blocks/gate") is split alike.
+      shape: of the array.
+      rules: mesh axis by name of the axis.
+
+    Raises:
+      ValueError: an array of several axes whose path no entry of AXES ends.
+    """
+    names = _axes_of(path)
+    if names is None or len(names) != len(shape):
+      if len(shape) > 1:
+        raise ValueError(
+            f"policy/sharding.py: AXES has no entry for {path!r} of shape "
+            f"{tuple(shape)}; known: {', '.join(AXES)}")
+      return P()
+    axes = [rules.get(name) if name else None for name in names]
+    return P(*[a if a and size % self.mesh.shape[a] == 0 else None
+               for a, size in zip(axes, shape)])
+
+  def tree(self, tree: Any, rules: Mapping[str, Any] = TRAIN_RULES) -> Any:
+    """Shardings of a tree of parameters or optimiser state."""
+    flat = checkpoints.flatten(tree)
+    leaves = [jax.sharding.NamedSharding(
+        self.mesh, self.spec(path, leaf.shape, rules))
+        for path, leaf in flat.items()]
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+  def abstract(self, tree: Any) -> Any:
+    """The tree as ShapeDtypeStructs in the training layout."""
+    return jax.tree.map(
+        lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
+        tree, self.tree(tree))
+
+  def put(self, tree: Any, sharding: jax.sharding.Sharding) -> Any:
+    """Host arrays that every process holds whole, placed on the mesh."""
+    return jax.tree.map(
+        lambda a: jax.make_array_from_callback(
+            np.shape(a), sharding, lambda index: np.asarray(a)[index]), tree)
+
+  def check_rows(self, what: str, rows: int) -> None:
+    """Raises ConfigError where rows do not split evenly over the mesh."""
+    if rows % self.rows:
+      near = max(1, round(rows / self.rows)) * self.rows
+      raise checks.ConfigError(
+          f"{what}: {rows} must be a multiple of mesh.data x mesh.fsdp = "
+          f"{self.rows}; nearest: {near}")
+
+
+def _axes_of(path: str) -> tuple[str | None, ...] | None:
+  """Entry of AXES for a path or for the end of it."""
+  parts = path.split("/")
+  for start in range(len(parts)):
+    names = AXES.get("/".join(parts[start:]))
+    if names is not None:
+      return names
+  return None
+
+
+def make_mesh(shape: Sequence[int], devices: Sequence[Any] | None = None
+              ) -> jax.sharding.Mesh:
+  """A mesh (data, fsdp, tensor) whose data axis crosses slices first.
+
+  Args:
+    shape: sizes of the axes.
+    devices: all devices of the job; None = jax.devices().
+
+  Raises:
+    ConfigError: several slices that the data axis does not divide into.
+  """
+  devices = list(jax.devices() if devices is None else devices)
+  slices = len({getattr(d, "slice_index", 0) for d in devices})
+  if slices > 1 and devices[0].platform == "tpu":
+    if shape[0] % slices:
+      raise checks.ConfigError(
+          f"mesh.data: {shape[0]} must be a multiple of the {slices} slices "
+          "(only gradients may cross between slices)")
+    inner = (shape[0] // slices, *shape[1:])
+    grid = mesh_utils.create_hybrid_device_mesh(
+        inner, (slices, 1, 1), devices, allow_split_physical_axes=True)
+  else:
+    grid = mesh_utils.create_device_mesh(
+        tuple(shape), devices, allow_split_physical_axes=True)
+  return jax.sharding.Mesh(grid, MESH_AXES)
+
+
+def placement_of(config, devices: Sequence[Any] | None = None
+                 ) -> Placement | None:
+  """The placement of `config.mesh` on the devices found; None for one.
+
+  Raises:
+    ConfigError: the mesh does not fit the devices, or rows do not split.
+  """
+  devices = list(jax.devices() if devices is None else devices)
+  shape = checks.mesh_shape(config, len(devices))
+  if len(devices) == 1:
+    return None
+  placement = Placement(make_mesh(shape, devices))
+  placement.check_rows("policy.rows_per_microbatch",
+                       config.policy.rows_per_microbatch)
+  placement.check_rows("sampling.slots", config.sampling.slots)
+  placement.check_rows("sampling.prefill_batch",
+                       config.sampling.prefill_batch)
+  return placement
+
+
+# ------------------------------------------------------------- activations
+
+_ACTIVE: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(
+    "placement", default=None)
+
+
+@contextlib.contextmanager
+def activations(placement: Placement | None) -> Iterator[None]:
+  """While a program is traced: `constrain` refers to this placement."""
+  token = _ACTIVE.set(placement)
+  try:
+    yield
+  finally:
+    _ACTIVE.reset(token)
+
+
+def constrain(x: jax.Array, *axes) -> jax.Array:
+  """Fixes how an activation is split; without a placement, nothing.
+
+  Args:
+    x: any array.
+    *axes: per axis None, a mesh axis, or BATCH; one that does not divide the
+      axis is dropped.
+  """
+  placement = _ACTIVE.get()
+  if placement is None:
+    return x
+  sizes = placement.mesh.shape
+
+  def divides(axis, size):
+    names = axis if isinstance(axis, tuple) else (axis,)
+    return size % math.prod(sizes[n] for n in names) == 0
+
+  kept = [a if a and divides(a, n) else None for a, n in zip(axes, x.shape)]
+  return jax.lax.with_sharding_constraint(x, placement.named(*kept))
