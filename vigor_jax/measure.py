@@ -17,8 +17,9 @@ from vigor_jax.allocation import theory
 from vigor_jax.config import fields
 
 PHASES = ("prefill", "decode", "reward", "allocate", "update")
-# Steps whose counts enter the estimated distribution of pass rates.
-_WINDOW = 10
+# Steps whose counts enter the estimated distribution of pass rates: few, since
+# the policy moves and an old count says what it could do then.
+_WINDOW = 4
 # Simulated steps behind a prediction where there is no enumeration.
 _SIMULATED_STEPS = 24
 
