@@ -48,5 +48,8 @@ def get_config(stream="sparse_signal"):
   config.evaluation.every_steps = 10
   config.evaluation.num_prompts = 1024
   config.evaluation.temperature = 1.0
+  # Uncharged: they measure the variance per rollout that the rule reached.
+  config.evaluation.fresh_rollouts = 16
+  config.evaluation.fresh_prompts = 64
   config.checkpoint.every_steps = 10
   return config
