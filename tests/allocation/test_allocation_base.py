@@ -121,7 +121,7 @@ class TestGroups:
     assert groups.mixed_count() == 1
     assert groups.zero_variance_share() == pytest.approx(3 / 4)
     assert groups.zero_variance_rollout_share() == pytest.approx(6 / 10)
-    assert groups.variance_per_rollout() == pytest.approx(4 * 0.25 / 10)
+    assert groups.variance_per_rollout() == pytest.approx(4 * (1 / 3) / 10)
     np.testing.assert_allclose(groups.mean(), [1, 0.5, 0, 1, 0])
 
   def test_uniform_groups_share_is_one(self):

@@ -185,12 +185,13 @@ class Groups:
     return float(self.n[self.zero_variance()].sum() / max(self.n.sum(), 1))
 
   def variance_per_rollout(self) -> float:
-    """V = sum n v / sum n with v the plug-in variance.
+    """V = sum n v / sum n with v the sample variance (ddof 1).
 
-    Biased up under adaptive rules: the rollouts that chose a prompt also
-    measure it. Fresh rollouts give the unbiased figure.
+    Unbiased under uniform. Biased up under adaptive rules: the rollouts that
+    chose a prompt also measure it. Fresh rollouts give the unbiased figure.
     """
-    return float((self.n * self.variance()).sum() / max(self.n.sum(), 1))
+    v = self.variance("unbiased")
+    return float((self.n * v).sum() / max(self.n.sum(), 1))
 
   def uniforms(self, round_index: int, purpose: int = 0) -> np.ndarray:
     """Addressed uniform numbers, one per group: float64 [max_prompts]."""
