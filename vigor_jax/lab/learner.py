@@ -125,6 +125,13 @@ def draw(world, policy, run, group, sample, round_index, views, seeds):
   return Rollouts(run, group, sample, round_index, chains, arms, reward)
 
 
+def success(world, policy, run, chains) -> np.ndarray:
+  """p of each rollout's prompt, all steps right: float64 [N]."""
+  right = np.ones((len(policy), world.skills + 1))
+  right[:, :-1] = policy[:, :, 0]
+  return right[run[:, None], chains].prod(1)
+
+
 def collect(world, policy, rules, streams, step, seeds):
   """Plays one step of every run.
 
@@ -314,9 +321,7 @@ def train(
     slope = gradient(rollouts, rows, c, policy)
     weights = weights + optimizer.step(phi.transpose(0, 2, 1) @ slope)
     total += len(rollouts.run) / len(seeds)
-    p = np.concatenate(
-      [policy[:, :, 0], np.ones((len(seeds), 1))], axis=1
-    )[rollouts.run[:, None], rollouts.chains].prod(1)
+    p = success(world, policy, rollouts.run, rollouts.chains)
     number = np.bincount(rollouts.run, minlength=len(seeds))
     variance += np.bincount(rollouts.run, p * (1 - p), len(seeds)) / number
     mixed += [g.mixed_count() for g in groups]
