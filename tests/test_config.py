@@ -50,13 +50,13 @@ def test_overrides_keep_their_types(example):
   config = _parse(
     example, "--config.seed=3", "--config.optimizer.learning_rate=2e-5",
     "--config.model.sizes.tied=False", "--config.policy.remat=true",
-    "--config.sampling.prompt_buckets=16,32", "--config.profile_steps=(3, 4)",
+    "--config.sampling.prompt_buckets=8,16", "--config.profile_steps=(3, 4)",
     "--config.optimizer.eps=1", "--config.allocation.name", "uniform",
   )
   assert config.seed == 3 and type(config.seed) is int
   assert config.optimizer.learning_rate == 2e-5
   assert config.model.sizes.tied is False and config.policy.remat is True
-  assert config.sampling.prompt_buckets == (16, 32)
+  assert config.sampling.prompt_buckets == (8, 16)
   assert config.profile_steps == (3, 4)
   assert type(config.optimizer.eps) is float
   assert config.allocation.name == "uniform"
@@ -121,7 +121,7 @@ def test_the_named_allocators_own_field_is_the_nearest(example):
     ("sampling.prompt_buckets=32,16", ["prompt_buckets", "(32, 16)"]),
     ("sampling.prompt_buckets=()", ["prompt_buckets", "()"]),
     ("sampling.temperature=0", ["sampling.temperature", "more than 0"]),
-    ("sampling.max_new_tokens=49", ["policy.row_length", "65 or more"]),
+    ("sampling.max_new_tokens=49", ["policy.row_length", "57 or more"]),
     ("policy.minibatches=257", ["policy.minibatches", "rollout_budget=256"]),
     ("policy.rollout_is_cap=0.5", ["policy.rollout_is_cap", "at least 1"]),
     ("optimizer.warmup_steps=101", ["warmup_steps", "total_steps=100"]),
