@@ -23,6 +23,8 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from vigor_jax import workdirs
+
 FOLDER = "checkpoints"
 
 
@@ -72,7 +74,7 @@ class Checkpoints:
       workdir: the run's folder.
       keep: checkpoints kept; older ones are deleted when a new one is whole.
     """
-    self.folder = os.path.join(os.path.abspath(workdir), FOLDER)
+    self.folder = workdirs.join(workdir, FOLDER)
     self._manager = _manager(self.folder, keep)
 
   def save(
@@ -175,6 +177,11 @@ def restore_params(path: str, target: Any) -> tuple[Any, dict[str, Any]]:
 
 def _locate(path: str) -> tuple[str, int | None]:
   """Returns the checkpoints folder and the step, if any, that a path means."""
+  if workdirs.is_remote(path):
+    head, _, name = path.rstrip("/").rpartition("/")
+    if name.isdigit():
+      return head, int(name)
+    return path if name == FOLDER else workdirs.join(path, FOLDER), None
   path = os.path.normpath(os.path.abspath(path))
   folder, name = os.path.split(path)
   if name.isdigit() and os.path.isdir(path):

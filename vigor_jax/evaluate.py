@@ -283,9 +283,11 @@ def main(argv) -> None:
         config.model.checkpoint, config.init_from = args.flags.checkpoint, ""
       else:
         config.init_from = args.flags.checkpoint
+  from vigor_jax import distributed
   from vigor_jax import experiment  # jax starts here, after the checks.
   from vigor_jax import train
   try:
+    team = distributed.initialize(config.mesh.host_timeout)
     with experiment.build(config, training=False) as parts:
       evaluator = Evaluator(parts)
       protocol = evaluator.protocol()
@@ -294,6 +296,8 @@ def main(argv) -> None:
       metrics, samples = evaluator(params, 0)
   except ValueError as error:
     cli.exit_with_message(error)
+  if not team.primary:
+    return
   for key, value in metrics.items():
     print(f"{key:<32} {value:.4g}", file=sys.stderr)
   result = dict(

@@ -14,6 +14,7 @@ import numpy as np
 
 from vigor_jax import allocation
 from vigor_jax import checkpoints
+from vigor_jax import distributed
 from vigor_jax import rewards
 from vigor_jax import tasks
 from vigor_jax.tasks import suites
@@ -151,7 +152,7 @@ def _scorer(config, task: tasks.Task, name: str, mode: str
   except BaseException:
     scorer.close()
     raise
-  return scorer
+  return distributed.shared(scorer)
 
 
 def _held_out(config, task: tasks.Task, scorer: rewards.Scorer

@@ -23,8 +23,10 @@ import jax
 
 from vigor_jax import checkpoints
 from vigor_jax import compilation
+from vigor_jax import distributed
 from vigor_jax import metrics as metrics_lib
 from vigor_jax import progress as progress_lib
+from vigor_jax import workdirs
 from vigor_jax.config import loading
 
 CONFIG_FILE = "config.json"
@@ -87,40 +89,71 @@ def check_config(config, workdir: str) -> list[str]:
           for d in loading.check_resume(old, config, workdir)]
 
 
+class _Nothing:
+  """Stands for a file in the processes that write none."""
+
+  def write(self, step: int, values: Mapping[str, Any]) -> None:
+    pass
+
+  def append(self, record: Mapping[str, Any]) -> None:
+    pass
+
+  def sync(self) -> None:
+    pass
+
+  def close(self) -> None:
+    pass
+
+
 class Record:
-  """Files and console of one run; see the module's docstring."""
+  """Files and console of one run; see the module's docstring.
+
+  Only process 0 of a job writes and speaks; checkpoints are saved by all.
+  Files of a remote workdir are kept in a local folder, `workdir`, and copied.
+  """
 
   def __init__(self, config, workdir: str, *, quiet: bool = False,
                progress: progress_lib.Progress | None = None,
                total_steps: int, command: str = ""):
-    self.config, self.workdir, self.quiet = config, workdir, quiet
+    team = distributed.cluster()
+    self.primary = team.primary
+    self.config, self.name, self.quiet = config, workdir, quiet
     self.total_steps = total_steps
-    os.makedirs(workdir, exist_ok=True)
-    metrics_lib.atomic_write(os.path.join(workdir, CONFIG_FILE),
-                             loading.to_json(config))
-    if command:
-      metrics_lib.atomic_write(os.path.join(workdir, "command.txt"),
-                               command + "\n")
+    self.workdir = workdirs.local(workdir)
+    self.mirror = workdirs.Mirror(workdir)
+    if self.primary:
+      self._describe(command)
     self.checkpoints = checkpoints.Checkpoints(workdir,
                                                config.checkpoint.keep)
     self.step = self.checkpoints.latest() or 0
     self.counters = metrics_lib.Counters()
     self.progress = progress or progress_lib.Progress(
-        total_steps, file=open(os.devnull, "w") if quiet else None)
+        total_steps,
+        file=open(os.devnull, "w") if quiet or not self.primary else None)
     self.resumed = self.checkpoints.latest() is not None
     at = self.step if self.resumed else None
-    self.metrics = metrics_lib.MetricsWriter(workdir, at)
-    lines = lambda name: metrics_lib.JsonLines(
-        os.path.join(workdir, name), at)
-    self._groups, self._samples = lines("groups.jsonl"), lines(
-        "samples.jsonl")
-    self._summary_path = os.path.join(workdir, SUMMARY_FILE)
+    self.metrics = self._groups = self._samples = _Nothing()
+    if self.primary:
+      self.metrics = metrics_lib.MetricsWriter(self.workdir, at)
+      self._groups, self._samples = [
+          metrics_lib.JsonLines(os.path.join(self.workdir, name), at)
+          for name in ("groups.jsonl", "samples.jsonl")]
     self._saved = self.step if self.resumed else -1
     self.curve: list[dict[str, float]] = []
     if self.resumed:
-      path = os.path.join(workdir, metrics_lib.METRICS_FILE)
-      self.curve = [line for line in metrics_lib.read_lines(path)
-                    if "eval/accuracy" in line]
+      path = os.path.join(self.workdir, metrics_lib.METRICS_FILE)
+      self.curve = team.from_first("evaluations so far", lambda: [
+          line for line in metrics_lib.read_lines(path)
+          if "eval/accuracy" in line])
+
+  def _describe(self, command: str) -> None:
+    """Writes what is run."""
+    os.makedirs(self.workdir, exist_ok=True)
+    metrics_lib.atomic_write(os.path.join(self.workdir, CONFIG_FILE),
+                             loading.to_json(self.config))
+    if command:
+      metrics_lib.atomic_write(os.path.join(self.workdir, "command.txt"),
+                               command + "\n")
 
   def say(self, text: str) -> None:
     """One line on the console."""
@@ -131,7 +164,7 @@ class Record:
     params, opt_state, host = self.checkpoints.restore(
         self.step, params_target, opt_target)
     self.counters.load_state_dict(host["counters"])
-    self.say(f"resumed from step {self.step} in {self.workdir}")
+    self.say(f"resumed from step {self.step} in {self.name}")
     return params, opt_state, host
 
   def train_line(self, step: int, values: Mapping[str, Any]) -> None:
@@ -160,6 +193,8 @@ class Record:
     self.metrics.sync()
     self._groups.sync()
     self._samples.sync()
+    if self.primary:
+      self.mirror.push()
     host = {**host, "counters": self.counters.state_dict()}
     self.checkpoints.save(step, params, opt_state, host)
     self._saved = step
@@ -173,7 +208,10 @@ class Record:
         "compiles": compilation.count(), "backend": jax.default_backend(),
         "devices": jax.device_count(), "curve": self.curve,
     }
-    metrics_lib.atomic_write(self._summary_path, json.dumps(summary) + "\n")
+    if self.primary:
+      metrics_lib.atomic_write(os.path.join(self.workdir, SUMMARY_FILE),
+                               json.dumps(summary) + "\n")
+      self.mirror.push()
     return summary
 
   def close(self) -> None:

@@ -99,6 +99,16 @@ class StepRollouts:
              reward=float(buffer.reward[row]), advantage=float(advantage))
         for row, text, advantage in zip(rows, texts, batch.advantages[first])]
 
+  def decisions(self) -> dict[str, Any]:
+    """What every host of a job must hold alike before an update."""
+    order = self.buffer.order()
+    return {
+        "prompts": self.groups.uids[self.groups.opened],
+        "counts": self.groups.counts,
+        "tokens": self.buffer.tokens[order],
+        "rewards": self.buffer.reward[order],
+    }
+
   def group_record(self) -> dict[str, Any]:
     """The step's line of groups.jsonl: opened groups only."""
     groups = self.groups

@@ -50,12 +50,22 @@ def train(config, workdir: str, *, quiet: bool = False, progress=None,
     record.Interrupted: SIGTERM or Ctrl-C; the state is saved.
     ValueError: something wrong with the task, reward or data.
   """
+  from vigor_jax import distributed
   from vigor_jax import record as record_lib
-  for line in record_lib.check_config(config, workdir):
+  from vigor_jax import workdirs
+  team, folder = distributed.cluster(), workdirs.local(workdir)
+
+  def look():
+    workdirs.Mirror(workdir).fetch()
+    return (record_lib.check_config(config, folder),
+            record_lib.read_summary(folder))
+
+  changes, summary = team.from_first("what the workdir holds", look)
+  quiet = quiet or not team.primary
+  for line in changes:
     if not quiet:
       print(line, flush=True)
   total = config.sft.steps if config.stage == "sft" else config.total_steps
-  summary = record_lib.read_summary(workdir)
   if summary is not None and summary["total_steps"] == total:
     if not quiet:
       print(f"{workdir} is complete ({total} steps); raise total_steps to go "
@@ -67,7 +77,7 @@ def train(config, workdir: str, *, quiet: bool = False, progress=None,
   from vigor_jax import compilation
   from vigor_jax import experiment
   compilation.keep_programs(os.path.join(
-      os.path.dirname(os.path.abspath(workdir)), ".programs"))
+      os.path.dirname(os.path.abspath(folder)), ".programs"))
   parts = experiment.build(config)
   record = record_lib.Record(config, workdir, quiet=quiet, progress=progress,
                              total_steps=total, command=command)
@@ -101,17 +111,19 @@ def _start(parts, record, updater):
     params, opt_state, host = record.restore(abstract,
                                              updater.abstract_opt(abstract))
     return updater.state(params, opt_state), host
-  return updater.init(initial_params(parts, record.workdir,
+  return updater.init(initial_params(parts, record.name,
                                      record.say)), None
 
 
 def _stop_if_asked(record, signals, step: int, save) -> None:
-  """On a signal: saves `step` and raises Interrupted."""
+  """On a signal to any process: saves `step` and raises Interrupted."""
+  from vigor_jax import distributed
   from vigor_jax import record as record_lib
-  if signals.signum:
+  signum = distributed.cluster().largest("signals", signals.signum)
+  if signum:
     save(step)
     record.checkpoints.wait()
-    raise record_lib.Interrupted(signals.signum, step, record.workdir)
+    raise record_lib.Interrupted(signum, step, record.name)
 
 
 # ------------------------------------------------------------ reinforcement
@@ -119,6 +131,7 @@ def _stop_if_asked(record, signals, step: int, save) -> None:
 
 def _reinforce(parts, record, signals) -> dict[str, Any]:
   from vigor_jax import compilation
+  from vigor_jax import distributed
   from vigor_jax import evaluate
   from vigor_jax import measure
   from vigor_jax import profiling
@@ -127,6 +140,7 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
   from vigor_jax.policy import build as build_lib
   from vigor_jax.policy import update as update_lib
 
+  team = distributed.cluster()
   config, sampler, stream = parts.config, parts.sampler, parts.stream
   allocator, updater, counters = (parts.allocator, parts.updater,
                                   record.counters)
@@ -139,11 +153,12 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
   reference = None
   if config.policy.kl.coef:
     # The policy at step 0, the same after every restart.
-    reference = initial_params(parts, record.workdir, record.say)
+    reference = initial_params(parts, record.name, record.say)
   evaluator = evaluate.Evaluator(parts)
   collector = rollouts_lib.Collector(parts)
   meter = measure.VarianceMeter(parts)
-  traces = profiling.StepTraces(record.workdir, config.profile_steps)
+  traces = profiling.StepTraces(
+      record.workdir, config.profile_steps if record.primary else ())
   if host is not None:
     meter.load_state_dict(host["meter"])
 
@@ -183,6 +198,7 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
       if evaluating and config.evaluation.fresh_rollouts:
         with counters.paused(), timer.excluded():
           extra = meter.measure(state.params, step, step_rollouts)
+      team.agree(f"step {step + 1}", step_rollouts.decisions())
       with timer("update"):
         state, updated = update_lib.run_updates(
             updater, state, batch, config, step, reference)
@@ -233,11 +249,13 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
 
 def _supervised(parts, record, signals) -> dict[str, Any]:
   from vigor_jax import compilation
+  from vigor_jax import distributed
   from vigor_jax import evaluate
   from vigor_jax import measure
   from vigor_jax import warm_start
   from vigor_jax.policy import update as update_lib
 
+  team = distributed.cluster()
   config, counters = parts.config, record.counters
   updater = warm_start.make_updater(config, parts.graph, parts.placement)
   state, _ = _start(parts, record, updater)
@@ -259,6 +277,7 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
         step, peak=config.sft.learning_rate,
         warmup_steps=config.sft.warmup_steps, total_steps=total,
         schedule=config.optimizer.schedule)
+    team.agree(f"supervised step {step + 1}", {"tokens": packed.tokens})
     with timer("update"):
       state, updated = updater.update(state, packed, num_micro, tokens, rate)
     if step % 20 == 0 or step + 1 == total:
@@ -285,19 +304,34 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
 
 def main(argv) -> None:
   args = cli.parse_flags(argv, _USAGE)
+  from vigor_jax import distributed
   from vigor_jax import record as record_lib
   from vigor_jax.config import pretty
-  print(pretty(args.config), flush=True)
   command = shlex.join(["python", "-m", "vigor_jax.train", *argv[1:]])
   try:
-    summary = train(args.config, args.workdir, command=command)
+    team = distributed.initialize(args.config.mesh.host_timeout)
+    if team.primary:
+      print(pretty(args.config), flush=True)
+    with distributed.guarded(passing=record_lib.Interrupted):
+      summary = train(args.config, args.workdir, command=command)
+      if team.primary:
+        _report(args.workdir, summary)
+      team.exchange("the end of the run", b"")
   except record_lib.Interrupted as stop:
-    print(f"{stop}\nto go on:\n  {command}", flush=True)
+    if team.primary:
+      print(f"{stop}\nto go on:\n  {command}", flush=True)
     sys.exit(128 + stop.signum)
   except (ValueError, FloatingPointError) as error:
     cli.exit_with_message(error)
+
+
+def _report(workdir: str, summary: dict[str, Any]) -> None:
+  """Writes report.html and the last line on the console."""
   from vigor_jax import report
-  path = report.build([args.workdir], args.workdir)
+  from vigor_jax import workdirs
+  folder = workdirs.local(workdir)
+  path = report.build([folder], folder)
+  workdirs.Mirror(workdir).push()
   last = summary["curve"][-1]["eval/accuracy"] if summary["curve"] else None
   shown = "" if last is None else f", accuracy {last:.3f}"
   print(f"done: {summary['rollouts']} rollouts, {summary['seconds']:.0f} s"

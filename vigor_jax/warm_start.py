@@ -16,6 +16,8 @@ import os
 
 import numpy as np
 
+from vigor_jax import distributed
+from vigor_jax import workdirs
 from vigor_jax.config import loading
 from vigor_jax.policy import build as build_lib
 from vigor_jax.policy import packing
@@ -71,7 +73,14 @@ def key_of(config, task) -> str:
 
 @contextlib.contextmanager
 def _lock(path: str):
-  """Holds a file lock: two runs that share a warm start train it once."""
+  """Holds a file lock: two runs that share a warm start train it once.
+
+  Of a job's processes the first holds it. Object stores have no locks: runs
+  that start together there may train a warm start twice, to the same numbers.
+  """
+  if workdirs.is_remote(path) or not distributed.cluster().primary:
+    yield
+    return
   os.makedirs(os.path.dirname(path), exist_ok=True)
   with open(path, "w") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -89,29 +98,32 @@ def cached(config, task, workdir: str, say=print) -> str:
     say: prints a line.
   """
   from vigor_jax import train as train_lib
-  cache = config.sft.cache_dir or os.path.join(
-      os.path.dirname(os.path.abspath(workdir)), "warm_starts")
-  folder = os.path.join(cache, f"{config.task.name}-{key_of(config, task)}")
+  cache = config.sft.cache_dir or workdirs.join(
+      os.path.dirname(workdir.rstrip("/")), "warm_starts")
+  folder = workdirs.join(cache, f"{config.task.name}-{key_of(config, task)}")
   with _lock(folder + ".lock"):
-    if not os.path.exists(os.path.join(folder, train_lib.SUMMARY_FILE)):
+    found = distributed.cluster().from_first(
+        "the warm start", lambda: _found(folder))
+    if found != "complete":
       say(f"warm start: {config.sft.steps} supervised steps in {folder}, "
           "trained once and reused by every run with these settings")
-      train_lib.train(_begun(folder) or config_of(config), folder)
+      begun = loading.from_json(found, folder) if found else None
+      train_lib.train(begun or config_of(config), folder)
   return folder
 
 
-def _begun(folder: str):
-  """Configuration of a warm start that was stopped, or None.
+def _found(folder: str) -> str:
+  """"complete", the configuration of a warm start that was stopped, or "".
 
   The key says it is the same warm start; fields that do not matter to it (the
   difficulty of the RL stream) may differ between the runs that share it.
   """
   from vigor_jax import record
-  path = os.path.join(folder, record.CONFIG_FILE)
-  if not os.path.exists(path):
-    return None
-  with open(path) as file:
-    return loading.from_json(file.read(), path)
+  if workdirs.exists(folder, record.SUMMARY_FILE):
+    return "complete"
+  if workdirs.exists(folder, record.CONFIG_FILE):
+    return workdirs.read(folder, record.CONFIG_FILE)
+  return ""
 
 
 def make_updater(config, graph, placement) -> update_lib.Updater:

@@ -64,6 +64,7 @@ RANGES = {
   "mesh.data": "[-1, inf)",
   "mesh.fsdp": "[1, inf)",
   "mesh.tensor": "[1, inf)",
+  "mesh.host_timeout": "(0, inf)",
   "policy.clip_low": "[-1, 1]",
   "policy.clip_high": "[-1, inf)",
   "policy.kl.coef": "[0, inf)",

@@ -106,7 +106,12 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
   )
 
   # Devices along each axis; -1 along `data` takes the ones that remain.
-  config.mesh = config_dict.create(data=-1, fsdp=1, tensor=1)
+  config.mesh = config_dict.create(
+    data=-1,
+    fsdp=1,
+    tensor=1,
+    host_timeout=900.0,  # Seconds after which a silent host ends the job.
+  )
 
   config.policy = config_dict.create(
     loss="grpo",
