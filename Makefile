@@ -17,6 +17,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKDIR ?= runs/demo
+# A process per core, four at most: each holds a JAX of its own.
+PARALLEL ?= -n auto --maxprocesses 4 --dist loadfile
 BENCHMARKS ?= $(sort $(wildcard benchmarks/*.py))
 
 # A version manager may leave commands that do not run, so each one is tried.
@@ -65,11 +67,11 @@ demo: $(VENV)/installed-run
 
 test: $(VENV)/installed-test
 	@echo "Running the quick tests."
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
 
 test-slow: $(VENV)/installed-test
 	@echo "Running the slow end-to-end tests."
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@$(BIN)/python -m pytest -m slow $(PARALLEL) $(ARGS)
 
 test-all: test test-slow
 
