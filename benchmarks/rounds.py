@@ -1,0 +1,247 @@
+"""What rounds cost: seconds per generated token, by allocation rule.
+
+  python benchmarks/rounds.py [--quick]
+
+One model of 0.8M parameters, heavy-tailed completion lengths (mean a quarter
+of the longest; the same for a rollout whoever asks for it), verdicts drawn by
+pass rate, equal budget, slots = budget / 4 and budget / 8. Uniform, VIGOR and
+eb_widening with barriers, and their streaming forms, alternate in one
+process; medians. Beside VIGOR stand the decode steps of the same schedule
+simulated from the lengths: slots refilled at once, a barrier per round.
+"""
+
+import argparse
+import heapq
+import json
+import os
+import statistics
+import time
+
+PROMPTS, PROMPT = 16, 16
+RULES = ("uniform", "vigor", "eb_widening", "streaming_vigor", "eb_streaming")
+STREAMING = ("streaming_vigor", "eb_streaming")
+
+
+class Work:
+  """Lengths and verdicts of rollouts by address: (position, sample)."""
+
+  def __init__(self, budget, longest):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    shape = (512, budget)
+    draw = np.exp(rng.normal(size=shape))
+    scale = longest / 4 / draw.mean() * 1.25  # Clipping takes a fifth back.
+    self.lengths = np.clip(np.ceil(draw * scale), 1, longest).astype(int)
+    rates = rng.choice([0.0, 0.3, 0.7, 1.0], 512, p=[0.3, 0.2, 0.2, 0.3])
+    self.verdicts = (rng.random(shape) < rates[:, None]).astype(np.float32)
+
+
+class Stream:
+  """Positions of the step's candidates."""
+
+  num_examples = None
+
+  def __init__(self, step):
+    self.first = 64 * step
+
+  def peek(self, k):
+    import types
+
+    import numpy as np
+
+    at = (self.first + np.arange(k)) % 512
+    return types.SimpleNamespace(positions=at, uids=at)
+
+
+class Rule:
+  """One allocator with a sampler of its own."""
+
+  def __init__(self, name, model, work, budget, slots, longest, chunk):
+    from vigor_jax import allocation
+    from vigor_jax.sampling import sampler as sampler_lib
+
+    sizes, graph, self.params = model
+    options = {"initial_rollouts": 2} if name != "uniform" else {}
+    self.allocator = allocation.make(
+      name, options, prompts_per_step=PROMPTS, budget=budget, seed=0,
+      train_on="all",
+    )
+    self.work, self.budget, self.longest = work, budget, longest
+    self.sampler = sampler_lib.Sampler(
+      graph,
+      sizes,
+      sampler_lib.Settings(
+        slots=slots, chunk=chunk, max_new_tokens=longest,
+        prompt_buckets=(PROMPT,), prefill_batch=8,
+        prefixes=self.allocator.max_prompts, queue=budget,
+      ),
+      stop_ids=(sizes.vocab,),  # No such token: lengths decide.
+      seed=0,
+    )
+    self.sampler.warm_up(self.params)
+
+  def step(self, index):
+    """One step's rollouts: a dict of what it took."""
+    import numpy as np
+
+    from vigor_jax import allocation
+
+    start = time.perf_counter()
+    sampler, allocator = self.sampler, self.allocator
+    sampler.begin(index)
+    groups = allocator.begin(Stream(index), index)
+    buffer = allocation.RolloutBuffer(self.budget, self.longest, groups)
+    rng = np.random.default_rng(index)
+    texts = rng.integers(2, 60, (len(groups.opened), PROMPT), np.int32)
+    rounds, pending, last_full = [], [], [0]
+
+    def enqueue(request):
+      if len(request.opened):
+        sampler.prefill(self.params, request.opened, texts[request.opened])
+      chosen = np.flatnonzero(request.counts)
+      counts = request.counts[chosen]
+      group = np.repeat(chosen, counts)
+      sample = np.concatenate(
+        [groups.counts[g] - n + np.arange(n) for g, n in zip(chosen, counts)]
+      )
+      at = groups.positions[group]
+      limit = self.work.lengths[at, sample]
+      rounds.append(limit)
+      sampler.request(group, at, sample, max_new_tokens=limit)
+
+    def settle(rows):
+      at = groups.positions[rows.group]
+      buffer.add(rows, self.work.verdicts[at, rows.sample])
+
+    def ask(free, chunk):
+      while pending and (chunk is None or pending[0].end_chunk[0] < chunk):
+        settle(pending.pop(0))
+      while free > 0:
+        request = allocator.grant(groups, free)
+        if request is None or not request.total:
+          return
+        enqueue(request)
+        free -= request.total
+        # Until the budget is granted, slots have no reason to be idle.
+        last_full[:] = [sampler.useful_steps, sampler.decode_steps]
+
+    if allocator.streaming:
+      for rows in sampler.decode(self.params, ask=ask):
+        pending.append(rows)
+    else:
+      for request in allocator.rounds(groups):
+        enqueue(request)
+        for rows in sampler.decode(self.params):
+          settle(rows)
+    tokens = int(buffer.lengths[: buffer.size].sum())
+    seconds = time.perf_counter() - start
+    allocator.end(groups)
+    assert buffer.size == self.budget
+    assert sampler.prefilled == groups.opened.sum()
+    out = dict(
+      token=1e6 * seconds / tokens, rollout=1e3 * seconds / buffer.size,
+      steps=sampler.decode_steps, utilisation=sampler.utilisation,
+      rows=sampler.row_steps / tokens, before_tail=None,
+      simulated=simulated_steps(rounds, sampler.settings.slots),
+    )
+    if allocator.streaming and last_full[-1]:
+      out["before_tail"] = last_full[0] / (
+        sampler.settings.slots * last_full[1]
+      )
+    return out
+
+
+def simulated_steps(rounds, slots):
+  """Decode steps when every free slot takes the next rollout at once."""
+  total = 0
+  for lengths in rounds:
+    ends = [0] * slots
+    for length in lengths:
+      heapq.heappush(ends, heapq.heappop(ends) + int(length))
+    total += max(ends)
+  return total
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--quick", action="store_true")
+  parser.add_argument("--repeats", type=int, default=7)
+  parser.add_argument("--chunk", type=int, default=4)
+  args = parser.parse_args()
+  # One core for everybody, before a runtime counts the cores.
+  os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+  from vigor_jax.policy import transformer
+
+  start = time.perf_counter()
+  longest, repeats = (64, 3) if args.quick else (256, args.repeats)
+  sizes = transformer.Sizes(4, 128, 4, 2, 32, 352, 64, tied=True)
+  graph, params = transformer.create(sizes, 0)
+  budget = 8 * PROMPTS
+  work = Work(budget, longest)
+  figures, targets = {}, {}
+  for share in (4, 8):
+    slots = budget // share
+    print(f"budget {budget}, {slots} slots, lengths up to {longest}")
+    rules = {
+      name: Rule(
+        name, (sizes, graph, params), work, budget, slots, longest, args.chunk
+      )
+      for name in RULES
+    }
+    taken = {name: [] for name in rules}
+    for index in range(-1, repeats):
+      for name, rule in rules.items():
+        result = rule.step(max(index, 0))
+        if index >= 0:
+          taken[name].append(result)
+    middle = {
+      name: {
+        key: statistics.median(r[key] for r in results)
+        for key in results[0]
+        if results[0][key] is not None
+      }
+      for name, results in taken.items()
+    }
+    for name, m in middle.items():
+      print(
+        f"  {name:16s} {m['token']:7.1f} us/token {m['rollout']:6.2f}"
+        f" ms/rollout {m['steps']:5.0f} steps, slots {m['utilisation']:.2f},"
+        f" rows per token {m['rows']:.2f}"
+      )
+    base = middle["uniform"]["token"]
+    figures[f"streaming_vs_uniform_{share}"] = max(
+      middle[name]["token"] / base for name in STREAMING
+    )
+    figures[f"utilisation_before_tail_{share}"] = min(
+      middle[name]["before_tail"] for name in STREAMING
+    )
+    vigor = middle["vigor"]
+    figures[f"barriers_vs_simulated_{share}"] = (
+      vigor["steps"] / vigor["simulated"]
+    )
+    figures[f"barriers_vs_uniform_{share}"] = vigor["token"] / base
+    targets |= {
+      f"streaming_vs_uniform_{share}": {"max": 1.05},
+      f"utilisation_before_tail_{share}": {"min": 0.9},
+      f"barriers_vs_simulated_{share}": {"max": 1.05},
+    }
+  ok = all(
+    t.get("min", -1e9) <= figures[k] <= t.get("max", 1e9)
+    for k, t in targets.items()
+  )
+  print(
+    json.dumps(
+      {
+        "name": "rounds",
+        "figures": {k: round(v, 3) for k, v in figures.items()},
+        "targets": targets,
+        "ok": ok,
+        "seconds": round(time.perf_counter() - start, 1),
+      }
+    )
+  )
+
+
+if __name__ == "__main__":
+  main()
