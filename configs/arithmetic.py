@@ -39,7 +39,7 @@ def get_config(stream="sparse_signal"):
   # A prompt is a digit, six operations and "=": 8 tokens; the completion is at
   # most six results and EOS.
   config.sampling.slots = 64
-  config.sampling.chunk = 4
+  config.sampling.chunk = 8
   config.sampling.prompt_buckets = (8,)
   # As many for every rule, so that they all share one compiled sampler.
   config.sampling.prefixes = 256
