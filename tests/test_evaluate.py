@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -242,7 +240,7 @@ def test_a_task_without_training_part_is_evaluated(tmp_path):
 
 
 def test_a_suite_of_another_vocabulary_is_refused(tmp_path):
-  config = small("arithmetic")
+  config = small("stack_language")
   config.evaluation.suite = (
     f"jsonl(path={write_lines(tmp_path / 'a.jsonl', 40)!r})"
   )
@@ -379,27 +377,20 @@ def a_run(tmp_path_factory):
   return workdir
 
 
-def _command(*arguments):
-  return subprocess.run(
-    [sys.executable, "-m", "vigor_jax.evaluate", *arguments],
-    capture_output=True, text=True, timeout=300,
-  )
-
-
-def test_a_run_is_evaluated_without_its_configuration(a_run, tmp_path):
+def test_a_run_is_evaluated_without_its_configuration(a_run, tmp_path, capsys):
   output = tmp_path / "scores.json"
-  done = _command(
-    f"--checkpoint={a_run}", f"--output={output}",
+  evaluate.main([
+    "evaluate", f"--checkpoint={a_run}", f"--output={output}",
     "--config.evaluation.samples_per_prompt=3",
     "--config.evaluation.top_p=0.9", "--config.evaluation.pass_at=2",
-  )
-  assert done.returncode == 0, done.stderr
+  ])
+  done = capsys.readouterr()
   result = json.loads(output.read_text())
-  assert json.loads(done.stdout) == result
+  assert json.loads(done.out) == result
   assert result["protocol"]["top_p"] == 0.9
   assert {"eval/pass@2", "eval/pass@3", "eval/cons@3"} <= set(result["metrics"])
-  assert "avg@3" in done.stderr and "top-p 0.9" in done.stderr
-  assert "eval/accuracy" in done.stderr
+  assert "avg@3" in done.err and "top-p 0.9" in done.err
+  assert "eval/accuracy" in done.err
   # One step of it, by path.
   step = max((a_run / "checkpoints").glob("[0-9]*"))
   assert evaluate._with_config(["evaluate", f"--checkpoint={step}"])[-1] == (

@@ -177,11 +177,11 @@ def _held_out(config, task: tasks.Task, scorer: rewards.Scorer
       raise ValueError(
           f"evaluation.suite: {member.label} has another vocabulary than task "
           f"{task.name}; set its tokenizer, or model.checkpoint")
+    fn = rewards.resolve(other.reward)
     # A mode is the run's choice among those of a reward that has any.
-    has_modes = bool(getattr(rewards.resolve(other.reward), "modes", ()))
+    chosen = mode if getattr(fn, "modes", ()) else ""
     parts.append(HeldOut(
-        member.label, other,
-        judge(other, other.reward, mode if has_modes else ""),
+        member.label, other, judge(other, rewards.reward_name(fn), chosen),
         other.evaluation(member.prompts or e.num_prompts),
         member.samples or e.samples_per_prompt))
   return parts
