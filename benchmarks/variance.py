@@ -52,7 +52,7 @@ def measure(rule: str, seeds, steps: int, workdir: str) -> dict[str, float]:
   mean = float(np.mean(fresh))
   return {
     "ratio": float(np.mean(predicted)) / mean,
-    "relative_error": float(np.sqrt(np.square(error).sum())) / len(error) / mean,
+    "relative_error": float(np.linalg.norm(error)) / len(error) / mean,
     "fresh": mean,
     "predicted": float(np.mean(predicted)),
   }
@@ -81,11 +81,8 @@ def main() -> None:
     ok &= abs(result["ratio"] - 1) <= 0.10 + slack
     ok &= args.quick or result["relative_error"] < 0.03
   targets = {"ratio": "0.9 to 1.1", "relative_error": "below 0.03"}
-  print(
-    json.dumps(
-      {"name": "variance", "figures": figures, "targets": targets, "ok": bool(ok)}
-    )
-  )
+  result = dict(name="variance", figures=figures, targets=targets, ok=bool(ok))
+  print(json.dumps(result))
 
 
 if __name__ == "__main__":

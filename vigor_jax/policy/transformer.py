@@ -20,6 +20,7 @@ passes a list of per-layer inputs (decoding a small model: no slicing copies).
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable
 
 from flax import nnx
@@ -208,8 +209,8 @@ class Transformer(nnx.Module):
   def split_layers(self) -> list[Block]:
     """The blocks one by one, for unrolled loops."""
     graph, state = nnx.split(self.blocks)
-    return [nnx.merge(graph, jax.tree.map(lambda a: a[i], state))
-            for i in range(self.sizes.layers)]
+    take = lambda i: jax.tree.map(lambda a: a[i], state)
+    return [nnx.merge(graph, take(i)) for i in range(self.sizes.layers)]
 
   def __call__(self, tokens: Array, positions: Array, attend: Attend, *,
                layers: Any = None, blocks: list[Block] | None = None,
@@ -237,7 +238,7 @@ class Transformer(nnx.Module):
       layers = layers or [None] * len(blocks)
       saved = []
       for block, layer in zip(blocks, layers, strict=True):
-        x, out = block(x, rope, lambda q, k, v: attend(layer, q, k, v))
+        x, out = block(x, rope, functools.partial(attend, layer))
         saved.append(out)
       return self.final_norm(x), saved
 
@@ -246,7 +247,7 @@ class Transformer(nnx.Module):
     def body(x, scanned):
       state, layer = scanned
       block = nnx.merge(graph, state)
-      return block(x, rope, lambda q, k, v: attend(layer, q, k, v))
+      return block(x, rope, functools.partial(attend, layer))
 
     if remat:
       body = jax.checkpoint(body)

@@ -6,12 +6,14 @@ The reward is 1 for exactly that trace. Digits are tokens, and so is an
 operator with its operand; dots fill a prompt up to the most operations, so
 that every step finds its operation at the same distance. (With one token per
 character and no dots, a two-layer rotary policy needs several times as many
-supervised steps before it finds the operands at all.) The warm start teaches addition and
-subtraction well, and multiplication with wrong labels most of the time: a
-policy that imitates them knows the answer to few multiplications, and RL has
-to find the rest. How many prompts carry signal is a matter of data:
-`difficulty` mixes in prompts that are solved already (no multiplication) and
-prompts that are nearly impossible (the longest chains of multiplications).
+supervised steps before it finds the operands at all.)
+
+The warm start teaches addition and subtraction well, and multiplication with
+wrong labels most of the time: a policy that imitates them knows the answer to
+few multiplications, and RL has to find the rest. How many prompts carry signal
+is a matter of data: `difficulty` mixes in prompts that are solved already (no
+multiplication) and prompts that are nearly impossible (the longest chains of
+multiplications).
 """
 
 import numpy as np

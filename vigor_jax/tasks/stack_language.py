@@ -1,12 +1,13 @@
 """Expressions in made-up API symbols to stack programs, the graded toy task.
 
 A prompt such as "xA2Dy..=" applies symbol A to x and 2, then D to the result
-and y; dots fill it up to the most operations (arithmetic.py says why). What a symbol does depends on its right operand by a hidden table, and
-the completion is the same computation as a program for a stack machine that
-works modulo 10, here "x2+y*" if the table says + for (A, 2) and * for (D, y).
-The reward is the share of hidden tests (values of x and y) that the program
-passes. The warm start teaches the first half of the symbols well and the
-second half mostly with random operators.
+and y; dots fill it up to the most operations (arithmetic.py says why). What a
+symbol does depends on its right operand by a hidden table, and the completion
+is the same computation as a program for a stack machine that works modulo 10,
+here "x2+y*" if the table says + for (A, 2) and * for (D, y). The reward is the
+share of hidden tests (values of x and y) that the program passes. The warm
+start teaches the first half of the symbols well and the second half mostly
+with random operators.
 """
 
 import dataclasses
