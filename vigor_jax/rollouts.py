@@ -235,16 +235,16 @@ class Collector:
                       np.repeat(first, counts) + within, **self._settings)
 
   def _submit(self, rows):
-    """(rows, cut at stop strings; handle of their verdicts)."""
+    """(rows, cut at stop strings; their texts; handle of the verdicts)."""
     rows, texts = self._parts.task.finish(rows)
     answers, metadata = self._prompts.answers, self._prompts.metadata
-    return rows, self._parts.scorer.submit(
+    return rows, texts, self._parts.scorer.submit(
         texts, [answers[g] for g in rows.group],
         [metadata[g] for g in rows.group])
 
   def _settle(self, pending, groups, buffer, timer) -> None:
     """Waits for verdicts and adds the rows to the buffer."""
-    for rows, handle in pending:
+    for rows, texts, handle in pending:
       with timer("reward"):
         start = time.perf_counter()
         verdicts = self._parts.scorer.collect(handle)
@@ -258,4 +258,4 @@ class Collector:
           new = slice(buffer.size - len(verdicts), buffer.size)
           buffer.shaped[new] = self._shaping.apply(
               verdicts, rows.lengths, rows.truncated,
-              self._parts.config.sampling.max_new_tokens, handle.completions)
+              self._parts.config.sampling.max_new_tokens, texts)
