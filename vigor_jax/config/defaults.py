@@ -135,7 +135,9 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
   config.sampling = config_dict.create(
     slots=64,  # Rows decoded at once.
     chunk=8,  # Decode steps between two refills of free slots.
-    chunks_per_dispatch=0,  # Chunks before the host looks; 0: all of a round.
+    # Chunks before the host looks. 0: all of a round, or one where the reward
+    # is judged by other processes, which then overlaps with decoding.
+    chunks_per_dispatch=0,
     # Streaming rules: rollouts waiting beyond the slots (-1: a quarter of
     # them), and chunks after which a verdict is seen.
     ahead=-1,

@@ -59,13 +59,19 @@ def _check_agreement(model, values, family: str, sizes) -> None:
           f"has {found!r}; leave the field out to follow the checkpoint")
 
 
-def sampler_settings(config, max_prompts: int) -> sampler_lib.Settings:
-  """Static shapes of the sampler for an allocator of `max_prompts`."""
+def sampler_settings(config, max_prompts: int,
+                     cheap_reward: bool = True) -> sampler_lib.Settings:
+  """Static shapes of the sampler for an allocator of `max_prompts`.
+
+  A reward that is not cheap is judged by other processes while the device
+  decodes, so rows must come back chunk by chunk unless the config says more.
+  """
   s = config.sampling
+  per_dispatch = s.chunks_per_dispatch or (0 if cheap_reward else 1)
   prefixes = s.prefixes or max(max_prompts, s.slots)
   return sampler_lib.Settings(
       slots=s.slots, chunk=min(s.chunk, s.max_new_tokens),
-      chunks_per_dispatch=s.chunks_per_dispatch, ahead=s.ahead,
+      chunks_per_dispatch=per_dispatch, ahead=s.ahead,
       max_new_tokens=s.max_new_tokens,
       prompt_buckets=tuple(s.prompt_buckets), prefill_batch=s.prefill_batch,
       prefixes=max(prefixes, max_prompts), queue=config.rollout_budget,
