@@ -227,7 +227,8 @@ def build(config, *, training: bool = True) -> Experiment:
   sizes = build_lib.sizes_of(config, task.vocabulary.vocab_size)
   graph, _ = transformer.abstract(sizes)
   sampler = sampler_lib.Sampler(
-      graph, sizes, build_lib.sampler_settings(config, allocator.max_prompts, scorer.cheap),
+      graph, sizes,
+      build_lib.sampler_settings(config, allocator.max_prompts, scorer.cheap),
       stop_ids=task.stop_ids, seed=config.seed, placement=placement)
   updater = update_lib.Updater(graph, build_lib.objective_of(config),
                                build_lib.optimizer_of(config), placement)
