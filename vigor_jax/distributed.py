@@ -163,8 +163,9 @@ class Cluster:
   def watch(self) -> None:
     """Ends this process when it waits too long for a device.
 
-    A computation that another host never joins has no time limit of its own.
-    A step, its compilation included, must end within twice `timeout`.
+    A computation that another host never joins has no time limit of its own;
+    with this, a step has twice `timeout`. Call it once programs are compiled,
+    which takes as long as it takes; again is harmless.
     """
     if self.count == 1 or self._watched:
       return
@@ -256,7 +257,6 @@ def initialize(timeout: float, environ: Mapping[str, str] | None = None
   signal.signal(signal.SIGTERM, before)
   _cluster = Cluster(jax.process_index(), jax.process_count(),
                      distributed.global_state.client, timeout)
-  _cluster.watch()
   return _cluster
 
 

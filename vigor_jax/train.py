@@ -119,7 +119,9 @@ def _stop_if_asked(record, signals, step: int, save) -> None:
   """On a signal to any process: saves `step` and raises Interrupted."""
   from vigor_jax import distributed
   from vigor_jax import record as record_lib
-  signum = distributed.cluster().largest("signals", signals.signum)
+  team = distributed.cluster()
+  team.watch()  # A first step is over: nothing slow is left to compile.
+  signum = team.largest("signals", signals.signum)
   if signum:
     save(step)
     record.checkpoints.wait()
