@@ -198,7 +198,7 @@ def race(contenders, prompts, lengths, repeats):
   first = answers["vigor_jax"]
   for name, other in answers.items():
     same = np.mean([np.array_equal(a, b) for a, b in zip(first, other)])
-    print(f"    {name}: {100 * same:.0f} % of the rollouts are ours", flush=True)
+    print(f"    {name}: {100 * same:.0f} % as ours", flush=True)
   for _ in range(repeats):
     for name, run in contenders.items():
       start = time.perf_counter()

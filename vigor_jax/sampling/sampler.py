@@ -117,6 +117,39 @@ class Settings:
     }
 
 
+def memory_line(settings: Settings, sizes: transformer.Sizes) -> str:
+  """One line on the memory of keys and values, for before a run."""
+  parts = settings.cache_bytes(sizes)
+  mib = lambda n: f"{n / 2**20:.1f} MiB"
+  return (f"cache {mib(sum(parts.values()))}: {settings.slots} slots "
+          f"{mib(parts['slots'])}, {settings.prefixes} prompts "
+          f"{mib(parts['prefixes'])}, running chunk {mib(parts['chunk'])}")
+
+
+def with_slots(settings: Settings, sizes: transformer.Sizes,
+               memory: int) -> Settings:
+  """The settings with as many slots as fit `memory` bytes of cache.
+
+  Slots are halved from the budget (settings.queue) down, so that runs on
+  similar machines have the same shapes.
+
+  Raises:
+    ValueError: not even one slot fits.
+  """
+  slots = settings.queue
+  while slots:
+    tried = dataclasses.replace(settings, slots=slots)
+    if sum(tried.cache_bytes(sizes).values()) <= memory:
+      return tried
+    slots //= 2
+  need = sum(dataclasses.replace(settings, slots=1).cache_bytes(
+      sizes).values())
+  raise ValueError(
+      f"sampling.slots: one slot and {settings.prefixes} prompts need {need} "
+      f"bytes of cache, {memory} are available; lower sampling.prefixes, "
+      "max_new_tokens or prompt_buckets")
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
   """Rollouts that ended, in logical time: by chunk, then slot.
