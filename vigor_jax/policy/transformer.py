@@ -39,6 +39,32 @@ def _normal(rngs: nnx.Rngs, shape, scale: float, dtype) -> nnx.Param:
   return nnx.Param(value.astype(dtype))
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def product(x: Array, w: Array, axes: int = 1) -> Array:
+  """Contracts the last `axes` axes of x with the first of w.
+
+  The same as jnp.tensordot but for how the gradient of w is written: JAX
+  computes its transpose and turns it round, which XLA's CPU backend does at a
+  third of the speed.
+  """
+  return jnp.tensordot(x, w, axes)
+
+
+def _product_forward(x, w, axes):
+  return jnp.tensordot(x, w, axes), (x, w)
+
+
+def _product_backward(axes, saved, g):
+  x, w = saved
+  lead, trail = tuple(range(x.ndim - axes)), w.ndim - axes
+  dx = jnp.tensordot(g, w, (tuple(range(g.ndim - trail, g.ndim)),
+                            tuple(range(axes, w.ndim))))
+  return dx, jnp.tensordot(x, g, (lead, lead))
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
 class RMSNorm(nnx.Module):
   """x / rms(x) * scale, in float32 (arXiv 1910.07467)."""
 
@@ -141,13 +167,13 @@ class Block(nnx.Module):
     sizes, dtype = self.sizes, y.dtype
     if self.fused:
       h, k = sizes.heads, sizes.kv_heads
-      qkv = (y @ self.qkv[...].astype(dtype)).reshape(
+      qkv = product(y, self.qkv[...].astype(dtype)).reshape(
           *y.shape[:2], h + 2 * k, sizes.head_dim)
       q, k, v = jnp.split(qkv, (h, h + k), axis=2)
     else:
-      q = jnp.einsum("btd,dhk->bthk", y, self.q[...].astype(dtype))
-      k = jnp.einsum("btd,dhk->bthk", y, self.k[...].astype(dtype))
-      v = jnp.einsum("btd,dhk->bthk", y, self.v[...].astype(dtype))
+      q = product(y, self.q[...].astype(dtype))
+      k = product(y, self.k[...].astype(dtype))
+      v = product(y, self.v[...].astype(dtype))
     if sizes.qkv_bias:
       q = q + self.q_bias[...].astype(dtype)
       k = k + self.k_bias[...].astype(dtype)
@@ -160,19 +186,18 @@ class Block(nnx.Module):
     """Gated MLP of y [B, T, D]."""
     dtype = y.dtype
     if self.fused:
-      gate, up = jnp.split(y @ self.gate_up[...].astype(dtype), 2, axis=-1)
+      gate, up = jnp.split(product(y, self.gate_up[...].astype(dtype)), 2, -1)
     else:
-      gate = y @ self.gate[...].astype(dtype)
-      up = y @ self.up[...].astype(dtype)
-    return (jax.nn.silu(gate) * up) @ self.down[...].astype(dtype)
+      gate = product(y, self.gate[...].astype(dtype))
+      up = product(y, self.up[...].astype(dtype))
+    return product(jax.nn.silu(gate) * up, self.down[...].astype(dtype))
 
   def __call__(self, x: Array, rope, attend: Attend) -> tuple[Array, Any]:
     """x [B, T, D] -> (x [B, T, D], whatever `attend` saved)."""
     with jax.named_scope("attention"):
       q, k, v = self.project(self.attn_norm(x))
       out, saved = attend(rotate(q, rope), rotate(k, rope), v)
-      x = _rows(x + jnp.einsum("bthk,hkd->btd", out,
-                               self.o[...].astype(x.dtype)))
+      x = _rows(x + product(out, self.o[...].astype(x.dtype), 2))
     with jax.named_scope("mlp"):
       x = _rows(x + self.mlp(self.mlp_norm(x)))
     return x, saved

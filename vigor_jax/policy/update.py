@@ -131,6 +131,14 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int,
                    "cosine")
 
 
+class Programs(NamedTuple):
+  """The jitted programs of an updater."""
+
+  init: Any
+  update: Any
+  score: Any
+
+
 class Updater:
   """Jitted update and scoring of one model under one objective.
 
@@ -149,14 +157,13 @@ class Updater:
     self.objective = objective
     self.tx = optimizer(options)
     self._placement = placement
-    self._init, self._update, self._score = _programs(
-        graph, objective, options, placement)
+    self.programs = _programs(graph, objective, options, placement)
 
   def init(self, params) -> TrainState:
     """Fresh optimiser state around `params`."""
     if self._placement is not None:
       params = jax.device_put(params, self._placement.tree(params))
-    return TrainState(params, self._init(params))
+    return TrainState(params, self.programs.init(params))
 
   def abstract_opt(self, params):
     """Shapes of the optimiser state of `params`, with their shardings."""
@@ -188,14 +195,14 @@ class Updater:
     batch = self._placed(batch)
     old = batch.sampler_logprobs if old is None else old
     reference = batch.sampler_logprobs if reference is None else reference
-    return self._finished(self._update(
+    return self._finished(self.programs.update(
         state, batch, old, reference, np.int32(num_micro),
         np.float32(denominator), np.float32(rate)))
 
   def score(self, params, batch: packing.Packed, num_micro: int) -> jax.Array:
     """Log-probs float32 [M, R, T] of completion tokens, 0 elsewhere."""
-    return self._finished(self._score(params, self._placed(batch),
-                                      np.int32(num_micro)))
+    return self._finished(self.programs.score(
+        params, self._placed(batch), np.int32(num_micro)))
 
   def _placed(self, batch: packing.Packed) -> packing.Packed:
     if self._placement is None:
@@ -208,10 +215,28 @@ class Updater:
     return result
 
 
+class Surroundings(NamedTuple):
+  """What layers need of a packed micro-batch besides its hidden states."""
+
+  mask: jax.Array  # bool [R, T, T]
+  rope: tuple[jax.Array, jax.Array]  # of the positions
+
+
+def surroundings(sizes: transformer.Sizes, micro: packing.Packed
+                 ) -> Surroundings:
+  """Who sees whom in a packed micro-batch, and where each token is."""
+  return Surroundings(packing.packed_mask(micro.prompt, micro.segment),
+                      transformer.rope_tables(sizes, micro.positions))
+
+
 def micro_logprobs(model: transformer.Transformer, micro: packing.Packed,
-                   objective: Objective) -> tuple[jax.Array, jax.Array]:
-  """(logprobs, entropy) float32 [R, T] of a packed micro-batch [R, T]."""
-  mask = packing.packed_mask(micro.prompt, micro.segment)
+                   objective: Objective, around: Surroundings | None = None
+                   ) -> tuple[jax.Array, jax.Array]:
+  """(logprobs, entropy) float32 [R, T] of a packed micro-batch [R, T].
+
+  around: `surroundings` of it, where the caller has them.
+  """
+  mask, rope = around or surroundings(model.sizes, micro)
 
   def attend(layer, q, k, v):
     del layer
@@ -220,7 +245,7 @@ def micro_logprobs(model: transformer.Transformer, micro: packing.Packed,
   # Unrolled, a small model's layers need no slices of stacked arrays.
   blocks = model.split_layers() if model.sizes.layers <= UNROLLED else None
   hidden, _ = model(micro.tokens, micro.positions, attend, blocks=blocks,
-                    remat=objective.remat)
+                    remat=objective.remat, rope=rope)
   with jax.named_scope("logprobs"):
     hidden = jnp.take_along_axis(hidden, micro.source[..., None], axis=1)
     r, t, d = hidden.shape
@@ -230,10 +255,11 @@ def micro_logprobs(model: transformer.Transformer, micro: packing.Packed,
   return logprobs.reshape(r, t), entropy.reshape(r, t)
 
 
-def _micro_loss(params, graph, objective: Objective, micro, old, reference):
+def _micro_loss(params, graph, objective: Objective, micro, old, reference,
+                around):
   """Summed loss of a micro-batch and its metric sums."""
   logprobs, entropy = micro_logprobs(nnx.merge(graph, params), micro,
-                                     objective)
+                                     objective, around)
   mask = micro.segment > 0
   if objective.old == "current":
     old = jax.lax.stop_gradient(logprobs)
@@ -277,25 +303,38 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
     return jax.lax.with_sharding_constraint(tree, placement.tree(tree))
 
   def update(state, batch, old, reference, num_micro, denominator, rate):
+    sizes = nnx.merge(graph, state.params).sizes
+
+    def ahead(i):
+      # Unrolled layers: handed from one iteration to the next, because XLA's
+      # CPU backend would compute them again in every operation of a layer.
+      if sizes.layers > UNROLLED:
+        return None
+      return surroundings(sizes, packing.Packed(*[
+          jax.lax.dynamic_index_in_dim(a, i, 0, False) for a in batch]))
+
     zeros = like_params(jax.tree.map(
         lambda p: jnp.zeros(p.shape, jnp.float32), state.params))
-    carry = (jnp.int32(0), zeros, jnp.zeros(()),
+    carry = (jnp.int32(0), ahead(0), zeros, jnp.zeros(()),
              dict(tokens=jnp.int32(0), clipped=jnp.int32(0),
                   entropy=jnp.zeros(()), kl=jnp.zeros(())),
              dict(ratio=jnp.zeros(()), gap=jnp.zeros(())))
 
     def body(carry):
-      i, grads, loss, sums, peaks = carry
+      i, around, grads, loss, sums, peaks = carry
       take = lambda a: jax.lax.dynamic_index_in_dim(a, i, 0, False)
       micro = packing.Packed(*map(take, batch))
       (value, (more, tops)), new = grad(
-          state.params, graph, objective, micro, take(old), take(reference))
+          state.params, graph, objective, micro, take(old), take(reference),
+          around)
       grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads,
                            like_params(new))
-      return (i + 1, grads, loss + value, jax.tree.map(jnp.add, sums, more),
+      # The index is clamped: after the last there is none.
+      return (i + 1, ahead(i + 1), grads, loss + value,
+              jax.tree.map(jnp.add, sums, more),
               jax.tree.map(jnp.maximum, peaks, tops))
 
-    _, grads, loss, sums, peaks = jax.lax.while_loop(
+    _, _, grads, loss, sums, peaks = jax.lax.while_loop(
         lambda c: c[0] < num_micro, body, carry)
     with jax.named_scope("optimizer"):
       grads = jax.tree.map(lambda g: g / denominator, grads)
@@ -338,9 +377,9 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
         return function(*args)
     return run
 
-  return (jax.jit(lambda params: like_params(tx.init(params))),
-          jax.jit(traced(update), donate_argnums=(0,)),
-          jax.jit(traced(score)))
+  return Programs(jax.jit(lambda params: like_params(tx.init(params))),
+                  jax.jit(traced(update), donate_argnums=(0,)),
+                  jax.jit(traced(score)))
 
 
 def to_host(metrics: dict[str, jax.Array]) -> dict[str, float]:
