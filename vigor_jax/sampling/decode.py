@@ -20,8 +20,6 @@ rollout is the same in whatever slot, round or order it is drawn.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 
@@ -29,182 +27,12 @@ from vigor_jax.policy import transformer
 from vigor_jax.sampling import cache as cache_lib
 from vigor_jax.sampling import logits as logits_lib
 from vigor_jax.sampling import random as random_lib
+from vigor_jax.sampling import state as state_lib
+from vigor_jax.sampling.state import (
+    Control, Prefixes, Queue, Record, Report, Shape, Slots, State)
 from vigor_jax.sampling.weights import Weights
 
 Array = jax.Array
-
-
-class Shape(NamedTuple):
-  """A compiled size of a chunk: slots, and ring columns attended to."""
-
-  width: int
-  length: int
-
-
-class Prefixes(NamedTuple):
-  """Prompts of a step, ready to be continued.
-
-  Attributes:
-    kv: per layer (keys, values) of P prompts; see cache.py.
-    lengths: int32 [P] prompt lengths.
-    last_token: int32 [P] last prompt token: the first decode input.
-  """
-
-  kv: Any
-  lengths: Array
-  last_token: Array
-
-
-class Queue(NamedTuple):
-  """Rollouts to draw, [Q] each; entries below the tail are valid.
-
-  On the host it is one int32 array [8, Q] in this order, floats as their
-  bits: one transfer per dispatch.
-  """
-
-  prefix: Array  # int32 row of Prefixes
-  position: Array  # uint32 prompt position in the stream (low 32 bits)
-  sample: Array  # uint32 index of the rollout in its group
-  limit: Array  # int32 longest completion
-  temperature: Array  # float32
-  top_k: Array  # int32, 0 = off
-  top_p: Array  # float32, 1 = off
-  min_p: Array  # float32, 0 = off
-
-
-QUEUE_DTYPES = Queue("int32", "uint32", "uint32", "int32", "float32", "int32",
-                     "float32", "float32")
-
-
-class Record(NamedTuple):
-  """What is kept of each token."""
-
-  tokens: Array  # int32 [rows, L]
-  logprobs: Array  # float32 [rows, L]
-  processed: Array  # float32 [rows, L]
-
-
-class Report(NamedTuple):
-  """Rows that ended in a dispatch, in logical time; few arrays to read.
-
-  Attributes:
-    record: int32 [3, R, L] tokens, and the bits of both log-probs.
-    ends: int32 [5, R]: queue entry, length (stop token included), 1 if a stop
-      token ended it, chunk in which it ended (logical time), slot.
-    counters: int32 [6]: rows that are valid, then `Slots`' head, chunks,
-      steps, row_steps, useful.
-  """
-
-  record: Array
-  ends: Array
-  counters: Array
-
-
-class State(NamedTuple):
-  """`Slots` between dispatches, packed: a dispatch pays for each array."""
-
-  kv: Any
-  written: Array
-  record: Array  # int32 [3, S, L]
-  rows: Array  # int32 [14, S]
-  counters: Array  # int32 [6]
-
-
-class Slots(NamedTuple):
-  """Decode rows. `head` is the next queue entry to serve."""
-
-  kv: Any  # completions so far: the ring of cache.py
-  written: Array  # int32 [R] time at which a ring column was written, or -1
-  record: Record  # [S, L] of the running rollouts
-  prefix: Array  # int32 [S] row of Prefixes
-  base: Array  # int32 [S] rotary position of the first input
-  began: Array  # int32 [S] time at which the rollout began
-  token: Array  # int32 [S] next input
-  generated: Array  # int32 [S]
-  limit: Array  # int32 [S]
-  active: Array  # bool [S]
-  item: Array  # int32 [S] queue entry
-  row_key: Array  # uint32 [S, 2]
-  settings: tuple[Array, ...]  # temperature, top_k, top_p, min_p [S]
-  head: Array  # int32 []
-  time: Array  # int32 [] ring columns written since all slots were idle
-  chunks: Array  # int32 []
-  steps: Array  # int32 []
-  row_steps: Array  # int32 []
-  useful: Array  # int32 []
-
-  @property
-  def counters(self) -> Array:
-    """int32 [6], in the order of `_COUNTERS`."""
-    return jnp.stack([getattr(self, name) for name in _COUNTERS])
-
-
-_COUNTERS = ("time", "head", "chunks", "steps", "row_steps", "useful")
-_ROWS = ("prefix", "base", "began", "token", "generated", "limit", "item")
-
-
-def _bits(a: Array) -> Array:
-  return (jax.lax.bitcast_convert_type(a, jnp.int32) if a.dtype != bool
-          else a.astype(jnp.int32))
-
-
-def _pack(slots: Slots) -> State:
-  rows = [getattr(slots, name) for name in _ROWS]
-  rows += [slots.active, *slots.row_key.T, *slots.settings]
-  return State(slots.kv, slots.written, jnp.stack(
-      [_bits(a) for a in slots.record]), jnp.stack([_bits(a) for a in rows]),
-      slots.counters)
-
-
-def _unpack(state: State) -> Slots:
-  floats = lambda a: jax.lax.bitcast_convert_type(a, jnp.float32)
-  ints, (active, key0, key1, *settings) = (state.rows[: len(_ROWS)],
-                                           state.rows[len(_ROWS):])
-  temperature, top_k, top_p, min_p = settings
-  tokens, logprobs, processed = state.record
-  keys = jnp.stack([key0, key1], 1)
-  return Slots(
-      kv=state.kv, written=state.written,
-      record=Record(tokens, floats(logprobs), floats(processed)),
-      active=active.astype(bool),
-      row_key=jax.lax.bitcast_convert_type(keys, jnp.uint32),
-      settings=(floats(temperature), top_k, floats(top_p), floats(min_p)),
-      **dict(zip(_ROWS, ints)), **dict(zip(_COUNTERS, state.counters)))
-
-
-class Control(NamedTuple):
-  """What the host says in a dispatch: one int32 array, in this order."""
-
-  tail: Any  # queue entries [head, tail) are waiting
-  max_chunks: Any
-  reset: Any  # 1 = a new step: every slot free, counters at 0
-  seed: Any  # seed, stream and step: the address of the step's numbers
-  stream: Any
-  step: Any
-
-
-def empty_prefixes(sizes, prompts: int, length: int, dtype) -> Prefixes:
-  """A prefix store for `prompts` prompts of at most `length` tokens."""
-  return Prefixes(cache_lib.empty(sizes, prompts, length, dtype),
-                  jnp.ones((prompts,), jnp.int32),
-                  jnp.zeros((prompts,), jnp.int32))
-
-
-def _empty_record(rows: int, length: int) -> Record:
-  return Record(jnp.zeros((rows, length), jnp.int32),
-                jnp.zeros((rows, length), jnp.float32),
-                jnp.zeros((rows, length), jnp.float32))
-
-
-def empty_state(sizes, slots: int, ring: int, max_new_tokens: int,
-                dtype) -> State:
-  """All slots free; `ring` is the number of its columns."""
-  return State(
-      cache_lib.empty(sizes, slots, ring, dtype),
-      jnp.full((ring,), -1, jnp.int32),
-      jnp.zeros((3, slots, max_new_tokens), jnp.int32),
-      jnp.zeros((len(_ROWS) + 7, slots), jnp.int32),
-      jnp.zeros((len(_COUNTERS),), jnp.int32))
 
 
 def prefill(weights: Weights, leaves, prefixes: Prefixes, tokens: Array,
@@ -226,12 +54,6 @@ def prefill(weights: Weights, leaves, prefixes: Prefixes, tokens: Array,
       cache_lib.put_prompts(prefixes.kv, saved, rows),
       prefixes.lengths.at[rows].set(lengths, mode="drop"),
       prefixes.last_token.at[rows].set(last, mode="drop"))
-
-
-def _unpack_queue(queue: Array) -> Queue:
-  return Queue(*[
-      row if dtype == "int32" else jax.lax.bitcast_convert_type(row, dtype)
-      for row, dtype in zip(queue, QUEUE_DTYPES)])
 
 
 def _refill(prefixes: Prefixes, slots: Slots, queue: Queue, tail: Array,
@@ -312,7 +134,7 @@ def _run(model, blocks, prefixes: Prefixes, slots: Slots, stop_ids: Array,
                             chunk, dtype)
   else:
     layers = cache_lib.empty(sizes, width, chunk, dtype)
-  record = _empty_record(width, chunk)
+  record = state_lib.empty_record(width, chunk)
   now = jnp.arange(chunk)
   full = lambda recent: jnp.concatenate(
       [mask, jnp.broadcast_to(recent, (width, recent.shape[0]))], 1)
@@ -407,17 +229,18 @@ def decode(weights: Weights, leaves, prefixes: Prefixes, state: State,
     rows: rows of the report. It stops when they may not suffice.
   """
   model, blocks = weights.model(leaves)
-  queue = _unpack_queue(queue)
+  queue = state_lib.unpack_queue(queue)
   tail, max_chunks, reset, *address = Control(*control)
   step_key = random_lib.step_key(*address)
-  slots = _unpack(state)
+  slots = state_lib.unpack(state)
   slots = slots._replace(
       active=slots.active & (reset == 0),
-      **{name: getattr(slots, name) * (1 - reset) for name in _COUNTERS})
+      **{name: getattr(slots, name) * (1 - reset)
+         for name in state_lib.COUNTERS})
   num_slots, longest = slots.record.tokens.shape
   ring = slots.written.shape[0]
-  report = (_empty_record(rows, longest), jnp.zeros((rows, 5), jnp.int32),
-            jnp.int32(0))
+  report = (state_lib.empty_record(rows, longest),
+            jnp.zeros((rows, 5), jnp.int32), jnp.int32(0))
 
   def run_chunk(carry):
     n, slots, report = carry
@@ -471,6 +294,6 @@ def decode(weights: Weights, leaves, prefixes: Prefixes, state: State,
 
   _, slots, (record, ends, count) = jax.lax.while_loop(
       more, run_chunk, (jnp.int32(0), slots, report))
-  return _pack(slots), Report(
-      jnp.stack([_bits(a) for a in record]), ends.T,
+  return state_lib.pack(slots), Report(
+      jnp.stack([state_lib.bits(a) for a in record]), ends.T,
       slots.counters.at[0].set(count))

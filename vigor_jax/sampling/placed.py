@@ -14,7 +14,7 @@ from typing import Any, Callable
 import jax
 
 from vigor_jax.policy import sharding
-from vigor_jax.sampling import decode as decode_lib
+from vigor_jax.sampling import state as state_lib
 
 
 def _kv(placement: sharding.Placement, kv: Any, rows) -> Any:
@@ -29,21 +29,21 @@ def _kv(placement: sharding.Placement, kv: Any, rows) -> Any:
   return jax.tree.map(one, kv)
 
 
-def state(placement: sharding.Placement, state: decode_lib.State
-          ) -> decode_lib.State:
+def state(placement: sharding.Placement, state: state_lib.State
+          ) -> state_lib.State:
   """Shardings of a sampler's state (arrays or shapes)."""
   rows = placement.named(None, sharding.BATCH)
   whole = placement.replicated
-  return decode_lib.State(
+  return state_lib.State(
       kv=_kv(placement, state.kv, sharding.BATCH), written=whole,
       record=rows, rows=rows, counters=whole)
 
 
-def prefixes(placement: sharding.Placement, prefixes: decode_lib.Prefixes
-             ) -> decode_lib.Prefixes:
+def prefixes(placement: sharding.Placement, prefixes: state_lib.Prefixes
+             ) -> state_lib.Prefixes:
   """Shardings of the prefix store."""
   whole = placement.replicated
-  return decode_lib.Prefixes(_kv(placement, prefixes.kv, None), whole, whole)
+  return state_lib.Prefixes(_kv(placement, prefixes.kv, None), whole, whole)
 
 
 def empty(make: Callable[[], Any], shardings: Callable[[Any], Any]) -> Any:

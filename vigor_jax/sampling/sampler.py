@@ -31,6 +31,7 @@ from vigor_jax.policy import transformer
 from vigor_jax.sampling import cache as cache_lib
 from vigor_jax.sampling import decode as decode_lib
 from vigor_jax.sampling import placed as placed_lib
+from vigor_jax.sampling import state as state_lib
 from vigor_jax.sampling import weights as weights_lib
 
 # A report larger than this many tokens is handed over in parts.
@@ -89,19 +90,19 @@ class Settings:
     """Rollouts that a streaming rule may have waiting for a slot."""
     return self.slots // 4 if self.ahead < 0 else self.ahead
 
-  def shapes(self, sizes: transformer.Sizes) -> tuple[decode_lib.Shape, ...]:
+  def shapes(self, sizes: transformer.Sizes) -> tuple[state_lib.Shape, ...]:
     """Compiled sizes of a chunk, the cheapest first."""
     ring, full = self.ring, self.slots
     if not cache_lib.unrolled(sizes):
       lengths = [ring // 4, ring // 2] if ring >= 4 * _SHORT_RING else []
-      return tuple(decode_lib.Shape(full, n) for n in (*lengths, ring))
+      return tuple(state_lib.Shape(full, n) for n in (*lengths, ring))
     widths = self.widths
     if not widths:
       widths = [w for w in (full // 8, full // 3) if w >= 8]
     widths = sorted({w for w in widths if 1 <= w < full})
     lengths = [ring // 2] if ring >= _SHORT_RING else []
-    return (*[decode_lib.Shape(w, ring) for w in widths],
-            *[decode_lib.Shape(full, n) for n in (*lengths, ring)])
+    return (*[state_lib.Shape(w, ring) for w in widths],
+            *[state_lib.Shape(full, n) for n in (*lengths, ring)])
 
   def cache_bytes(self, sizes: transformer.Sizes) -> dict[str, int]:
     """Bytes of keys and values: slots, prefixes, the running chunk's view."""
@@ -242,10 +243,10 @@ class Sampler:
         graph, sizes, settings.chunk, shapes, settings.report_rows, placement)
     self._params, self._leaves = None, None
     dtype = jnp.dtype(settings.cache_dtype)
-    prefixes = functools.partial(decode_lib.empty_prefixes, sizes,
+    prefixes = functools.partial(state_lib.empty_prefixes, sizes,
                                  settings.prefixes, buckets[-1], dtype)
     state = functools.partial(
-        decode_lib.empty_state, sizes, settings.slots, settings.ring,
+        state_lib.empty_state, sizes, settings.slots, settings.ring,
         settings.max_new_tokens, dtype)
     if placement is None:
       self._prefixes, self._state = prefixes(), state()
@@ -265,7 +266,7 @@ class Sampler:
       stream: 0 for training; other numbers give independent randomness at
         the same step (evaluation, fresh rollouts).
     """
-    self._queue = np.zeros((len(decode_lib.QUEUE_DTYPES),
+    self._queue = np.zeros((len(state_lib.QUEUE_DTYPES),
                             self.settings.queue), np.int32)
     self._tail = self._ended = 0
     self._address, self._reset = (self.seed, stream, step), 1
@@ -365,9 +366,9 @@ class Sampler:
                        f"{np.min(limit)} to {np.max(limit)}")
     # A new array each time: a dispatched program may still read the old one.
     queue = self._queue.copy()
-    values = decode_lib.Queue(prefix, position, sample, limit, temperature,
+    values = state_lib.Queue(prefix, position, sample, limit, temperature,
                               top_k, top_p, min_p)
-    for row, value, dtype in zip(queue, values, decode_lib.QUEUE_DTYPES):
+    for row, value, dtype in zip(queue, values, state_lib.QUEUE_DTYPES):
       row[self._tail: end] = np.asarray(value).astype(dtype).view(np.int32)
     self._queue, self._tail = queue, end
 
@@ -415,8 +416,8 @@ class Sampler:
         idle = not self._running()
         ask(free(), None if idle else self.chunks - 1)
 
-  def _dispatch(self, leaves, limit: int) -> decode_lib.Report:
-    control = decode_lib.Control(self._tail, limit, self._reset,
+  def _dispatch(self, leaves, limit: int) -> state_lib.Report:
+    control = state_lib.Control(self._tail, limit, self._reset,
                                  *self._address)
     # Words of 32 bits: an address keeps its low ones.
     words = (np.array(control, np.int64) & 0xFFFFFFFF).astype(np.uint32)
@@ -435,7 +436,7 @@ class Sampler:
     """Rollouts requested and not yet handed out."""
     return self._tail - self._ended
 
-  def _collect(self, report: decode_lib.Report) -> Rows | None:
+  def _collect(self, report: state_lib.Report) -> Rows | None:
     record, ends, counters = jax.device_get(report)
     (k, _, self.chunks, self.decode_steps, self.row_steps,
      self.useful_steps) = map(int, counters)

@@ -33,8 +33,8 @@ class Weights:
     self._graph = graph
     self._unrolled = cache.unrolled(sizes)
     self._placement = placement
-    self._prepare = jax.jit(self._fuse)
-    self._reshard = jax.jit(self._sampling_layout)
+    self.program = jax.jit(self._fuse if self._unrolled
+                           else self._sampling_layout)
 
   def _fuse(self, params):
     model = nnx.merge(self._graph, params)
@@ -56,12 +56,24 @@ class Weights:
   def prepare(self, params) -> tuple[jax.Array, ...]:
     """Arrays to hand to a program, of parameters (an nnx state)."""
     if self._unrolled:
-      return self._prepare(params)
+      return self.program(params)
     if self._placement is not None:
-      params = self._reshard(params)
+      params = self.program(params)
     leaves, tree = jax.tree.flatten(params)
     self._static = tree
     return tuple(leaves)
+
+  def abstract(self, params) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes and shardings of `prepare(params)` on a mesh."""
+    leaves, tree = jax.tree.flatten(jax.eval_shape(self.program, params))
+    if self._unrolled:
+      shardings = [self._placement.replicated] * len(leaves)
+    else:
+      self._static = tree
+      shardings = jax.tree.leaves(self._placement.tree(
+          jax.tree.unflatten(tree, leaves), sharding.SAMPLE_RULES))
+    return tuple(jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
+                 for a, s in zip(leaves, shardings))
 
   def _sampling_layout(self, params):
     """Parameters in the dtype of the computation, gathered over fsdp.
