@@ -116,8 +116,12 @@ def rotate(x: Array, rope: tuple[Array, Array]) -> Array:
 
 
 def _rows(x: Array) -> Array:
-  """On a mesh: hidden states [B, T, D] are split by rows, nothing else."""
-  return sharding.constrain(x, sharding.BATCH, None, None)
+  """On a mesh: hidden states [B, T, D] between layers are split by rows.
+
+  And by positions over tensor (arXiv 2205.05198): what is kept for the
+  backward pass, and what norms read, is a piece.
+  """
+  return sharding.constrain(x, sharding.BATCH, "tensor", None)
 
 
 class Block(nnx.Module):
@@ -315,9 +319,13 @@ def create(sizes: Sizes, seed: int) -> tuple[nnx.GraphDef, nnx.State]:
 
   One compiled program: initialising array by array takes seconds.
   """
-  init = jax.jit(lambda seed: nnx.split(
+  return abstract(sizes)[0], _init(sizes)(seed)
+
+
+@functools.lru_cache(maxsize=None)
+def _init(sizes: Sizes) -> Callable[[int], nnx.State]:
+  return jax.jit(lambda seed: nnx.split(
       Transformer(sizes, nnx.Rngs(params=jax.random.key(seed))))[1])
-  return abstract(sizes)[0], init(seed)
 
 
 def abstract(sizes: Sizes) -> tuple[nnx.GraphDef, nnx.State]:
