@@ -61,26 +61,29 @@ def phase(points: dict[str, list[tuple[float, float, float]]]):
   return figure
 
 
-def noise(lines: dict[tuple[str, str], tuple]):
-  """Ratios against the probability of a wrong verdict.
+def noise(lines: dict[str, list]):
+  """Ratios against the probability of a wrong verdict, with intervals.
 
-  lines: (stream, rule) -> (q [m], ratio [m]).
+  lines: rule -> [(q, statistics.Ratio)].
   """
   figure, (axis,) = style.new_figure(
-    "Wrong verdicts",
-    "rollouts to the early target, best uniform split / rule",
-    right=0.66,
+    "Wrong verdicts on the stream with sparse signal",
+    "rollouts to the early target, best uniform split / rule, 95 % interval",
+    right=style.right_margin(list(NAMES.values())),
   )
   ends = []
-  for (stream, rule), (q, ratio) in lines.items():
-    dashed = stream != "sparse_signal"
-    axis.plot(
-      q, ratio, color=colour_of(rule), marker="o", markersize=3.5,
-      linestyle="--" if dashed else "-",
-    )  # fmt: skip
-    ends.append((ratio[-1], f"{NAMES[rule]},\n{stream}", colour_of(rule)))
+  for rule, rows in lines.items():
+    rows = [(q, r) for q, r in rows if np.isfinite(r.value)]
+    q = np.array([q for q, _ in rows])
+    value, low, high = (
+      np.array([getattr(r, name) for _, r in rows])
+      for name in ("value", "low", "high")
+    )
+    axis.plot(q, value, color=colour_of(rule), marker="o", markersize=3.5)
+    axis.fill_between(q, low, high, color=colour_of(rule), alpha=0.12, lw=0)
+    ends.append((value[-1], NAMES[rule], colour_of(rule)))
   axis.axhline(1, color=style.GREY, linewidth=0.8)
-  axis.set_xlabel("probability that a verdict is turned round")
+  axis.set_xlabel("probability q that a verdict is turned round")
   axis.set_ylabel("ratio")
   style.name_lines(axis, ends)
   return figure

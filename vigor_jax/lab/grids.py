@@ -18,18 +18,13 @@ PRESET_WORLDS = tuple(
   for name in PRESETS
 )
 SHARE_WORLDS = tuple(World(easy, hard) for easy, hard in SHARES)
-NOISE_WORLDS = tuple(
-  World.preset(name, noise=q)
-  for name in ("plain", "sparse_signal")
-  for q in NOISES
-)
-GRADED_NOISE_WORLDS = (
+NOISE_WORLDS = tuple(World.preset("sparse_signal", noise=q) for q in NOISES)
+OTHER_NOISE_WORLDS = (
+  World.preset("plain", noise=0.1),
   World.preset("sparse_signal", reward="graded", noise=0.1),
 )
-ABLATION_WORLDS = (World.preset("sparse_signal"), World.preset("plain"))
-FIXED_WORLDS = tuple(
-  World.preset(name, num_prompts=512) for name in ("sparse_signal", "plain")
-)
+ABLATION_WORLDS = (World.preset("sparse_signal"),)
+FIXED_WORLDS = (World.preset("sparse_signal", num_prompts=512),)
 
 
 def _with(name: str, prompts: int = 32, train_on: str = "all", **options):
@@ -73,6 +68,10 @@ def cells(quick: bool = False) -> list[Cell]:
   if quick:
     return [c for c in found if c.world.reward == "sparse"]
   found += [Cell(w, r) for w in SHARE_WORLDS for r in SHORT]
+  found += [
+    Cell(w, r) for w in NOISE_WORLDS + OTHER_NOISE_WORLDS for r in SHORT
+  ]
+  found += [Cell(w, r) for w in FIXED_WORLDS for r in SHORT + RIVALS]
   found += [Cell(w, r) for w in ABLATION_WORLDS for r in SCHEDULES + PIECES]
   found += [
     Cell(w, r, form)
@@ -80,8 +79,4 @@ def cells(quick: bool = False) -> list[Cell]:
     for form in FORMS
     for r in (UNIFORMS[0], VIGOR)
   ]
-  found += [
-    Cell(w, r) for w in NOISE_WORLDS + GRADED_NOISE_WORLDS for r in SHORT
-  ]
-  found += [Cell(w, r) for w in FIXED_WORLDS for r in SHORT + RIVALS]
   return found

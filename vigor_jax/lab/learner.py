@@ -209,9 +209,7 @@ def coefficients(rollouts, groups, rules, estimator: Estimator):
     extra["round_index"] = rollouts.round[keep]
   if "history" in needs:
     # Over all rollouts of the prompt, those not trained on included.
-    mean = np.bincount(code, rollouts.reward) / np.maximum(
-      np.bincount(code), 1
-    )
+    mean = np.bincount(code, rollouts.reward) / np.maximum(np.bincount(code), 1)
     extra["history"] = mean[code][keep]
   value = np.zeros(len(keep))
   value[keep] = advantages.compute(

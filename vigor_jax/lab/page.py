@@ -80,7 +80,7 @@ def shares(results) -> str:
 
 def noises(results) -> str:
   rows = []
-  for world in grids.NOISE_WORLDS + grids.GRADED_NOISE_WORLDS:
+  for world in grids.NOISE_WORLDS + grids.OTHER_NOISE_WORLDS:
     found = experiment.outcomes(results, world, grids.SHORT)
     rows.append(
       (
@@ -128,17 +128,11 @@ def ablations(results) -> str:
     )  # fmt: skip
   for form in grids.FORMS:
     for rule in (experiment.UNIFORMS[0], grids.VIGOR):
-      values = [
-        experiment.outcomes(results, w, (rule,), form)[rule.label]
-        for w in grids.ABLATION_WORLDS
-      ]
-      rows.append(
-        (
-          rule.label,
-          f"{form.advantage}, {form.aggregator}",
-          *(ratio(v.against_best[0]) for v in values),
-        )
-      )
+      row = [rule.label, f"{form.advantage}, {form.aggregator}"]
+      for world in grids.ABLATION_WORLDS:
+        o = experiment.outcomes(results, world, (rule,), form)[rule.label]
+        row.append(ratio(o.against_best[0]))
+      rows.append(tuple(row))
   names = [preset_name(w) for w in grids.ABLATION_WORLDS]
   return table(("rule", "advantage, aggregator", *names), rows)
 
@@ -158,7 +152,6 @@ def weights(folder, steps: int) -> str:
   rows, lines = [], {}
   for rule, form, dashes in WEIGHTS:
     m = estimators.measure(bandits, rule, form, steps=steps)
-    name = f"{rule.name}, {form.advantage}, {form.aggregator}"
     shown = [m.weight[list(bandits.p).index(p)] for p in (0.05, 0.2, 0.5, 0.9)]
     rows.append(
       (
@@ -170,7 +163,6 @@ def weights(folder, steps: int) -> str:
     text = f"{rule.name},\n{form.advantage}, {form.aggregator.split('_')[0]}"
     key = "uniform 32 x 8" if rule.name == "uniform" else rule.name
     lines[text] = (key, m.weight, dashes)
-    del name
   figures.save(
     figures.weights(bandits.p, lines), folder / "allocation_weights.png"
   )
@@ -228,12 +220,13 @@ def missed() -> str:
   )  # fmt: skip
 
 
+_S = "effective rollouts S, c = 2, s = 1"
 SCORES = {
   "V, variance per rollout": lambda f: f.variance,
   "distinct mixed prompts": lambda f: f.mixed,
-  "effective rollouts S, c = 1": lambda f: f.effective,
+  _S: lambda f: f.effective,
 }
-COUPLINGS = (0.5, 2.0, 4.0)
+OTHERS = ((0.0, 0.0), (1.0, 0.0), (2.0, 0.0), (1.0, 1.0), (4.0, 1.0))  # c, s
 
 
 def agreement(results, folder) -> str:
@@ -263,25 +256,28 @@ def agreement(results, folder) -> str:
     ]
     for name, pick in SCORES.items()
   }
-  for c in COUPLINGS:
-    scores[f"S, c = {c:g}"] = [
-      prediction.summarise(own, c).effective
-      / max(prediction.summarise(b, c).effective for b in bases)
-      for own, bases in played
+  for c, room in OTHERS:
+    score = lambda steps, c=c, r=room: (
+      prediction.summarise(steps, c, r).effective
+    )
+    scores[f"S, c = {c:g}, s = {room:g}"] = [
+      score(own) / max(map(score, bases)) for own, bases in played
     ]
   rows = []
   for name, values in scores.items():
     rho = rank_correlation(values, measured)
     low, high = bootstrap_rank(values, measured)
-    inside = np.mean(
-      np.sign(np.log(values)) == np.sign(np.log(measured))
-    )
+    inside = np.mean(np.sign(np.log(values)) == np.sign(np.log(measured)))
+    slope = np.polyfit(np.log(values), np.log(measured), 1)[0]
     rows.append(
-      (name, f"{rho:.2f} [{low:.2f}, {high:.2f}]", f"{100 * inside:.0f} %")
-    )
-  s = scores["effective rollouts S, c = 1"]
+      (
+        name, f"{rho:.2f} [{low:.2f}, {high:.2f}]", f"{100 * inside:.0f} %",
+        f"{slope:.2f}",
+      )
+    )  # fmt: skip
+  s = scores[_S]
   points: dict[str, list] = {}
-  for owner, x, y in zip(owners, s, measured):
+  for owner, x, y in zip(owners, prediction.gain(np.array(s)), measured):
     points.setdefault(owner, []).append((x, y))
   figures.save(
     figures.agreement(points, rank_correlation(s, measured)),
@@ -289,7 +285,7 @@ def agreement(results, folder) -> str:
   )
   return table(
     (f"score, relative to the best uniform split ({len(measured)} cells)",
-     "rank correlation", "sign right"),
+     "rank correlation", "sign right", "slope of logs"),
     rows,
   )  # fmt: skip
 
@@ -330,18 +326,16 @@ def phase_figure(results, folder) -> None:
 
 
 def noise_figure(results, folder) -> None:
-  lines = {}
-  for name in ("sparse_signal", "plain"):
-    worlds = [World.preset(name)]
-    worlds += [World.preset(name, noise=q) for q in grids.NOISES]
-    found = [experiment.outcomes(results, w, grids.SHORT) for w in worlds]
-    for rule in ("vigor", "eb_widening"):
-      values = [o[rule].against_best[0].value for o in found]
-      lines[name, rule] = (np.array([0.0, *grids.NOISES]), np.array(values))
+  worlds = (World.preset("sparse_signal"), *grids.NOISE_WORLDS)
+  found = [experiment.outcomes(results, w, grids.SHORT) for w in worlds]
+  lines = {
+    rule: [(w.noise, o[rule].against_best[0]) for w, o in zip(worlds, found)]
+    for rule in ("vigor", "eb_widening")
+  }
   figures.save(figures.noise(lines), folder / "allocation_noise.png")
 
 
-def write(results, docs: pathlib.Path, *, weight_steps: int = 150) -> None:
+def write(results, docs: pathlib.Path, *, weight_steps: int = 100) -> None:
   """Fills the blocks of docs/allocation.md and writes its figures."""
   folder = docs / "figures"
   folder.mkdir(parents=True, exist_ok=True)

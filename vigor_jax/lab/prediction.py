@@ -1,18 +1,22 @@
 """What a step of a rule is worth before training with it.
 
-A step gives prompt x n_x rollouts whose rewards have true variance u_x. Its
-gradient, r - mean summed over rollouts, has per prompt (theory.md, section 2;
-saturation.py) a signal in proportion to n u, noise that grows like n u, and a
-part of its own that n does not average away, in proportion to (n u)^2. The
-squared signal over the second moment, the progress of a step at its best
-learning rate, is then
+A step gives prompt x n_x rollouts whose rewards have true variance u_x. The
+sum over them of (r - mean) score is (n - 1) times the leave-one-out gradient,
+whose energy is b + w / (n - 1) (saturation.py). With m = n - 1, b in
+proportion to u^2 and w to u, signal and second moment of the step give
 
-  S = (sum n u)^2 / (sum n u + c sum (n u)^2),    c u = b / w = 1 / (n* - 1)^2
+  S = (sum m v)^2 / (sum m u + c sum (m u)^2),     c u = b / w = 1 / (n* - 1)^2
+  v = u (2 (1 - p))^s
 
-the step's number of effective rollouts. c = 0 gives S = sum n u, which VIGOR
-maximises; c -> infinity gives the participation number of the prompts that
-have signal, which is breadth. c is measured by `saturation`: n* = 3, 3.6 and
-5 to 6 at p = .5, .1 and .02 to .05 is c = 1 to 2.
+the progress of the step at its best learning rate, in effective rollouts. v
+counts what there is to gain: a prompt that is nearly solved has variance and
+nothing left to learn (s = 1; s = 0 leaves it out). For uniform groups of equal
+prompts S is largest at n = n* = 1 + 1 / sqrt(c u). c = s = 0 gives
+S = sum m u, VIGOR's goal; c -> infinity the participation number of the
+prompts that have signal: breadth. n* = 3, 4.2 and 5.5 at p = .5, .1 and .05,
+measured on a small network, is c = 1.0 to 1.1 each time; the exact bandits of
+the laboratory have c = 1 to 2. That a rule's n depends on the rewards is not in
+S (adaptivity changes weights, docs/theory.md, section 5).
 """
 
 from __future__ import annotations
@@ -26,7 +30,11 @@ from vigor_jax.allocation import prediction as allocation_prediction
 from vigor_jax.lab import learner
 from vigor_jax.lab import world as world_lib
 
-COUPLING = 1.0  # c
+COUPLING = 2.0  # c
+ROOM = 1.0  # s
+# d log(measured gain) / d log(ratio of S) over the laboratory's cells: training
+# moves the pass rates, so a step's advantage is only part of a run's.
+SHRINKAGE = 0.4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,37 +56,56 @@ class Figures:
   prompts: float
 
 
-def effective_rollouts(n, u, coupling: float = COUPLING) -> float:
-  """S of one step: n, u float [groups]."""
-  carried = np.asarray(n, float) * u
-  total = carried.sum()
-  second = total + coupling * (carried**2).sum()
-  return float(total**2 / second) if total > 0 else 0.0
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """Groups of one played step: n, mean, variance float, mixed bool [groups].
+
+  mean and variance are the true ones of the prompt's reward.
+  """
+
+  n: np.ndarray
+  mean: np.ndarray
+  variance: np.ndarray
+  mixed: np.ndarray
 
 
-def summarise(steps, coupling: float = COUPLING) -> Figures:
-  """Figures of played steps, a list of (n, u, mixed) arrays over groups."""
-  carried = np.mean([n @ u for n, u, _ in steps])
-  spread = np.mean([((n * u) ** 2).sum() for n, u, _ in steps])
-  spent = np.mean([n.sum() for n, _, _ in steps])
-  second = carried + coupling * spread
-  effective = carried**2 / second if carried > 0 else 0.0
+def summarise(
+  steps: list[Step], coupling: float = COUPLING, room: float = ROOM
+) -> Figures:
+  """Figures of played steps.
+
+  Args:
+    steps: played with one rule.
+    coupling: c.
+    room: s, the exponent of 2 (1 - mean) in a prompt's value.
+  """
+  spent = np.mean([step.n.sum() for step in steps])
+  signal = second = 0.0
+  for step in steps:
+    m = np.maximum(step.n - 1, 0) * step.variance
+    signal += (m * (2 * (1 - step.mean)) ** room).sum() / len(steps)
+    second += (m + coupling * m**2).sum() / len(steps)
+  effective = signal**2 / second if signal > 0 else 0.0
   return Figures(
-    float(carried / spent),
-    float(np.mean([m.sum() for _, _, m in steps])),
+    float(np.mean([step.n @ step.variance for step in steps]) / spent),
+    float(np.mean([step.mixed.sum() for step in steps])),
     float(effective * learner.BUDGET / spent),
     float(spent),
-    float(np.mean([(n > 0).sum() for n, _, _ in steps])),
+    float(np.mean([(step.n > 0).sum() for step in steps])),
   )
+
+
+def gain(ratio):
+  """Predicted rollouts to target, baseline / rule, from a ratio of S."""
+  return np.maximum(ratio, 1e-9) ** SHRINKAGE
 
 
 def play_population(
   allocator: base.Allocator, population, *, steps: int, warmup: int, seed=0
 ):
-  """Plays a rule on independent prompts: list of (n, u, mixed)."""
+  """Plays a rule on independent prompts: a list of Step."""
   rng = np.random.Generator(np.random.Philox(key=[seed, 2]))
   stream = allocation_prediction.FreshStream(population, rng)
-  variance = population.variance
   found = []
   for step in range(warmup + steps):
     groups = allocator.begin(stream, step)
@@ -89,14 +116,21 @@ def play_population(
     allocator.end(groups)
     stream.advance(groups.consumed)
     if step >= warmup:
-      found.append((groups.n.copy(), variance[kinds], groups.mixed()))
+      found.append(
+        Step(
+          groups.n.copy(),
+          population.mean[kinds],
+          population.variance[kinds],
+          groups.mixed(),
+        )
+      )
   return found
 
 
 def play_world(
   world, rule: learner.Rule, *, runs: int = 4, steps: int = 12, warmup: int = 6
 ):
-  """Plays a rule on a world's warm start: list of (n, u, mixed).
+  """Plays a rule on a world's warm start: a list of Step.
 
   u is the true variance of what the rule sees, p (1 - p) of 0/1 verdicts with
   their noise; of graded ones the mean over steps of p_i (1 - p_i) / d.
@@ -113,17 +147,19 @@ def play_world(
       continue
     for r, g in enumerate(groups):
       run = np.full(len(g), r)
-      u = true_variance(world, policy, run, views[r])
-      found.append((g.n.copy(), u, g.mixed()))
+      mean, u = true_rewards(world, policy, run, views[r])
+      found.append(Step(g.n.copy(), mean, u, g.mixed()))
   return found
 
 
-def true_variance(world, policy, run, chains) -> np.ndarray:
-  """Variance of the noiseless verdict of each prompt: float64 [N]."""
+def true_rewards(world, policy, run, chains):
+  """(mean, variance) of the noiseless verdict of each prompt, float64 [N]."""
   if world.reward == "sparse":
     p = learner.success(world, policy, run, chains)
-    return p * (1 - p)
+    return p, p * (1 - p)
   right = np.ones((len(policy), world.skills + 1))
   right[:, :-1] = policy[:, :, 0]
   p = right[run[:, None], chains]
-  return (p * (1 - p)).sum(1) / (chains < world.skills).sum(1) ** 2
+  inside = chains < world.skills
+  length = inside.sum(1)
+  return (p * inside).sum(1) / length, (p * (1 - p)).sum(1) / length**2

@@ -26,7 +26,6 @@ SCHEDULES = (
   {},
   {"rounds": 2, "initial_rollouts": 4, "keep": 0.25, "growth": 4.0},
   {"rounds": 2, "initial_rollouts": 4},
-  {"rounds": 3},
 )
 
 
@@ -111,7 +110,8 @@ class Advice:
     binary: verdicts are 0 or 1.
     candidates: the rules.
     stretches: early to late.
-    gains: float [stretches, candidates], S over the best uniform split's.
+    gains: float [stretches, candidates], predicted from S against the best
+      uniform split's.
     best: index of the recommended candidate.
     baseline: index of the best uniform split.
   """
@@ -177,9 +177,11 @@ def advise(folder, *, steps: int = 60, warmup: int = 12) -> Advice:
   uniform = np.array([c.name == "uniform" for c in rules])
   level = np.log(np.maximum(effective, 1e-9)).mean(0)
   baseline = int(np.flatnonzero(uniform)[level[uniform].argmax()])
-  gains = effective / np.maximum(effective[:, [baseline]], 1e-9)
+  gains = prediction.gain(
+    effective / np.maximum(effective[:, [baseline]], 1e-9)
+  )
   best = int(level.argmax())
-  if np.exp(level[best] - level[baseline]) < WORTHWHILE:
+  if prediction.gain(np.exp(level[best] - level[baseline])) < WORTHWHILE:
     best = baseline
   return Advice(
     budget, prompts, run.allocator, binary, rules, stretches, gains, best,
@@ -252,21 +254,22 @@ def recommendation(advice: Advice) -> str:
       f" In the last stretch (steps {last.first} to {last.last}) the figure is"
       f" {late:.2f}."
     )
-  vigor = next(i for i, c in enumerate(advice.candidates) if c.name == "vigor")\
-    if any(c.name == "vigor" for c in advice.candidates) else None
-  if vigor is not None:
+  names = [c.name for c in advice.candidates]
+  if "vigor" in names:
+    vigor = names.index("vigor")
     figures = [s.figures for s in advice.stretches]
-    ratio = lambda name: np.mean(
-      [getattr(f[vigor], name) for f in figures]
-    ) / max(np.mean([getattr(f[advice.baseline], name) for f in figures]), 1e-9)
+    ratio = lambda name: (
+      np.mean([getattr(f[vigor], name) for f in figures])
+      / max(np.mean([getattr(f[advice.baseline], name) for f in figures]), 1e-9)
+    )
     text += (
       f" VIGOR's rollouts would carry {ratio('variance'):.2f} times the"
       f" variance of {base}'s, on {ratio('mixed'):.2f} times as many distinct"
       f" mixed prompts: predicted gain {gain[vigor]:.2f}."
     )
   return text + (
-    " Predicted gain is the ratio of effective rollouts S (docs/allocation.md);"
-    " it ranks rules, and says little about sizes below a tenth."
+    " The predicted gain comes from effective rollouts S (docs/allocation.md):"
+    " it ranks rules; differences below a tenth mean little."
   )
 
 

@@ -37,7 +37,9 @@ PRESETS = {
 }
 _BLOCK = 4096  # prompts drawn at a time
 _FACT_STEP = 1 / 3  # a step of a plain prompt is one of three operations
-_SKILLS, _EVALUATION, _PROMPTS, _FEATURES = range(4)  # purposes of random numbers
+_SKILLS, _EVALUATION, _PROMPTS, _FEATURES = range(
+  4
+)  # purposes of random numbers
 
 
 @dataclasses.dataclass(frozen=True)
