@@ -4,9 +4,9 @@
 
 Trains runs on the stream with sparse signal, 32 prompts and 256 rollouts a
 step, with the allocators that training uses, and counts seed-steps per second
-of CPU time: with 16 runs at a time, and for uniform and vigor with one. Rewards,
-advantages, exact gradients, Adam and the exact evaluation are included. Half a
-minute.
+of CPU time: with 16 runs at a time, and for uniform and vigor with one.
+Rewards, advantages, exact gradients, Adam and the exact evaluation are
+included. Half a minute.
 """
 
 import argparse

@@ -49,9 +49,9 @@ def test_vigors_weights_are_the_enumerated_ones():
     return (k * (1 - mean) / p + (n - k) * mean / (1 - p)) / budget
 
   for (i, p), (j, q) in itertools.product(enumerate(SMALL.p), repeat=2):
-    for k, l in itertools.product(range(3), repeat=2):
-      chance = shares[j] * binomial(2, k, p) * binomial(2, l, q)
-      mine, other = spread(2, k), spread(2, l)
+    for k, k2 in itertools.product(range(3), repeat=2):
+      chance = shares[j] * binomial(2, k, p) * binomial(2, k2, q)
+      mine, other = spread(2, k), spread(2, k2)
       stays = 0.5 if mine == other else float(mine > other)
       total[i] += chance * (1 - stays) * term(2, k, p)
       for more in range(5):

@@ -1,4 +1,4 @@
-"""The allocation laboratory: tabular policies, exact gradients, real allocators.
+"""The allocation laboratory: tabular policies, the allocators that train.
 
 `python -m vigor_jax.lab` has the commands; docs/allocation.md the results.
 """

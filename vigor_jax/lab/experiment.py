@@ -31,6 +31,7 @@ from vigor_jax.lab.learner import Estimator, Rule
 from vigor_jax.lab.world import World
 
 RATES = (0.1, 0.2, 0.4, 0.8)
+DEFAULT = Estimator()
 FRACTIONS = (0.5, 0.85)
 TARGET_SHARE = 1 / 2
 UNIFORMS = (Rule("uniform"), Rule("uniform", 64), Rule("uniform", 128))
@@ -149,7 +150,7 @@ class Outcome:
 
 
 def outcomes(
-  results: Results, world: World, rules, estimator: Estimator = Estimator()
+  results: Results, world: World, rules, estimator: Estimator = DEFAULT
 ) -> dict[str, Outcome]:
   """Ratios of rollouts to target of `rules` in one world, by label.
 

@@ -118,7 +118,7 @@ def saturation(sizes, lines: dict[str, tuple]):
   """
   figure, (axis,) = style.new_figure(
     "How many rollouts one prompt is worth",
-    "squared error of a step's gradient, 256 rollouts in groups of n, least = 1",
+    "squared error of a step's gradient, in groups of n, least = 1",
     right=0.72,
   )
   ends = []
@@ -135,7 +135,7 @@ def saturation(sizes, lines: dict[str, tuple]):
 
 
 def agreement(points: dict[str, list[tuple[float, float]]], correlation: float):
-  """Predicted against measured gain. points: rule -> [(predicted, measured)]."""
+  """Predicted against measured gain; rule -> [(predicted, measured)]."""
   figure, (axis,) = style.new_figure(
     "Predicted from the warm start, measured by training",
     f"against the best uniform split; rank correlation {correlation:.2f}",

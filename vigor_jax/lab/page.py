@@ -211,8 +211,8 @@ def missed() -> str:
   rows = []
   for name in PRESETS:
     m = saturation_lib.false_negatives(World.preset(name), grids.VIGOR)
-    rows.append((name, *(f"{100 * x:.1f} %" for x in (m.mixed, m.high,
-                                                      m.of_all_high))))  # fmt: skip
+    shares = (m.mixed, m.high, m.of_all_high)
+    rows.append((name, *(f"{100 * x:.1f} %" for x in shares)))
   return table(
     ("stream", "left after m0 = 2, mixed in 8 fresh", "variance >= 3/16 in 8",
      "high-variance prompts that were dropped"),
