@@ -143,14 +143,6 @@ class Placement:
         lambda a: jax.make_array_from_callback(
             np.shape(a), sharding, lambda index: np.asarray(a)[index]), tree)
 
-  def check_rows(self, what: str, rows: int) -> None:
-    """Raises ConfigError where rows do not split evenly over the mesh."""
-    if rows % self.rows:
-      near = max(1, round(rows / self.rows)) * self.rows
-      raise checks.ConfigError(
-          f"{what}: {rows} must be a multiple of mesh.data x mesh.fsdp = "
-          f"{self.rows}; nearest: {near}")
-
 
 def _axes_of(path: str) -> tuple[str | None, ...] | None:
   """Entry of AXES for a path or for the end of it."""
@@ -201,12 +193,21 @@ def placement_of(config, devices: Sequence[Any] | None = None
   if len(devices) == 1:
     return None
   placement = Placement(make_mesh(shape, devices))
-  placement.check_rows("policy.rows_per_microbatch",
-                       config.policy.rows_per_microbatch)
-  placement.check_rows("sampling.slots", config.sampling.slots)
-  placement.check_rows("sampling.prefill_batch",
-                       config.sampling.prefill_batch)
+  check_rows(placement, config)
   return placement
+
+
+def check_rows(placement: Placement, config) -> None:
+  """Raises ConfigError where rows do not split evenly over the mesh."""
+  for what, rows in (
+      ("policy.rows_per_microbatch", config.policy.rows_per_microbatch),
+      ("sampling.slots", config.sampling.slots),
+      ("sampling.prefill_batch", config.sampling.prefill_batch)):
+    if rows % placement.rows:
+      near = max(1, round(rows / placement.rows)) * placement.rows
+      raise checks.ConfigError(
+          f"{what}: {rows} must be a multiple of mesh.data x mesh.fsdp = "
+          f"{placement.rows}; nearest: {near}")
 
 
 # ------------------------------------------------------------- activations
@@ -225,6 +226,11 @@ def activations(placement: Placement | None) -> Iterator[None]:
     _ACTIVE.reset(token)
 
 
+def active() -> Placement | None:
+  """The placement of the program that is being traced."""
+  return _ACTIVE.get()
+
+
 def constrain(x: jax.Array, *axes) -> jax.Array:
   """Fixes how an activation is split; without a placement, nothing.
 
@@ -233,7 +239,7 @@ def constrain(x: jax.Array, *axes) -> jax.Array:
     *axes: per axis None, a mesh axis, or BATCH; one that does not divide the
       axis is dropped.
   """
-  placement = _ACTIVE.get()
+  placement = active()
   if placement is None:
     return x
   sizes = placement.mesh.shape

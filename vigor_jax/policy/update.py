@@ -26,6 +26,7 @@ from vigor_jax.policy import losses
 from vigor_jax.policy import packing
 from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
+from vigor_jax.policy import vocabulary
 
 
 # Models of at most this many layers are compiled without a scan over them.
@@ -247,7 +248,14 @@ def micro_logprobs(model: transformer.Transformer, micro: packing.Packed,
   hidden, _ = model(micro.tokens, micro.positions, attend, blocks=blocks,
                     remat=objective.remat, rope=rope)
   with jax.named_scope("logprobs"):
+    hidden = sharding.constrain(hidden, sharding.BATCH, None, None)
     hidden = jnp.take_along_axis(hidden, micro.source[..., None], axis=1)
+    placement = sharding.active()
+    if placement is not None:
+      tied = model.sizes.tied
+      return vocabulary.token_logprobs(
+          hidden, (model.embed if tied else model.head)[...], micro.tokens,
+          objective.temperature, placement, tied)
     r, t, d = hidden.shape
     logprobs, entropy = logprobs_lib.token_logprobs(
         hidden.reshape(r * t, d), model.output_head(),

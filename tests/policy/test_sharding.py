@@ -1,0 +1,186 @@
+"""Placement on a mesh, in a process of 8 fake devices."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from vigor_jax.config import ConfigError
+from vigor_jax.config import default_config
+from vigor_jax.policy import sharding
+from vigor_jax.policy import transformer
+
+SIZES = transformer.Sizes(
+  layers=2, width=16, heads=4, kv_heads=2, head_dim=8, ffn=32, vocab=24,
+  qkv_bias=True, tied=False,
+)
+
+
+class _Mesh:
+  shape = {"data": 2, "fsdp": 2, "tensor": 4}
+
+
+def _spec(path, shape, rules=sharding.TRAIN_RULES):
+  return tuple(sharding.Placement(_Mesh()).spec(path, shape, rules))
+
+
+def test_every_parameter_has_axes():
+  for sizes in (SIZES, transformer.Sizes(
+    layers=1, width=8, heads=2, kv_heads=1, head_dim=4, ffn=8, vocab=8,
+    qk_norm=True, tied=True,
+  )):
+    abstract = transformer.abstract(sizes)[1]
+    from vigor_jax import checkpoints
+    for path, leaf in checkpoints.flatten(abstract).items():
+      assert len(sharding.AXES[path]) == leaf.ndim, path
+
+
+def test_rules_and_what_does_not_divide():
+  assert _spec("blocks/q", (2, 16, 4, 8)) == (None, "fsdp", "tensor", None)
+  # 2 kv heads do not split over tensor=4: whole.
+  assert _spec("blocks/k", (2, 16, 2, 8)) == (None, "fsdp", None, None)
+  assert _spec("blocks/down", (2, 32, 16)) == (None, "tensor", "fsdp")
+  assert _spec("embed", (24, 16)) == ("tensor", "fsdp")
+  # A moment is split like its parameter; a step count is not split.
+  assert _spec("1/mu/blocks/q", (2, 16, 4, 8)) == (
+    None, "fsdp", "tensor", None)
+  assert _spec("1/count", ()) == ()
+  # Sampling never gathers over fsdp.
+  assert _spec("blocks/q", (2, 16, 4, 8), sharding.SAMPLE_RULES) == (
+    None, None, "tensor", None)
+  with pytest.raises(ValueError, match="no entry for 'blocks/router'"):
+    _spec("blocks/router", (2, 16, 4))
+
+
+def test_one_device_has_no_placement():
+  assert sharding.placement_of(default_config(), devices=[object()]) is None
+
+
+def test_constrain_does_nothing_without_a_placement():
+  x = np.ones((4, 2))
+  assert sharding.constrain(x, sharding.BATCH, None) is x
+
+
+def _on_eight_devices(code: str, *arguments: str) -> str:
+  environ = {
+    **os.environ, "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+  }
+  done = subprocess.run(
+    [sys.executable, "-c", code, *arguments], env=environ, text=True,
+    capture_output=True, timeout=300,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  return done.stdout
+
+
+_UPDATE = """
+import jax, numpy as np, dataclasses
+from vigor_jax import checkpoints
+from vigor_jax.config import ConfigError, default_config
+from vigor_jax.policy import packing, sharding, transformer, update
+
+rng = np.random.default_rng(0)
+config = default_config()
+config.mesh.fsdp, config.mesh.tensor = 2, 2
+config.policy.rows_per_microbatch = 3
+try:
+  sharding.placement_of(config)
+  raise SystemExit("a row that does not split was accepted")
+except ConfigError as error:
+  assert "policy.rows_per_microbatch: 3" in str(error), error
+  assert "nearest: 4" in str(error), error
+config.policy.rows_per_microbatch = config.sampling.slots = 8
+config.sampling.prefill_batch = 8
+placement = sharding.placement_of(config)
+assert dict(placement.mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+
+def batch(n=48, length=6):
+  group = np.sort(rng.integers(0, 8, n))
+  lengths = rng.integers(1, length + 1, n)
+  prompts = [rng.integers(1, 20, rng.integers(1, 5)) for _ in range(8)]
+  f = lambda *s: rng.normal(size=s).astype(np.float32)
+  return packing.pack(
+    group, prompts, rng.integers(1, 20, (n, length)), lengths, f(n),
+    np.abs(f(n)), -np.abs(f(n, length)), row_length=16, rows_per_micro=8,
+    max_micro=6)
+
+packed, micros = batch()
+for tied, layers in ((True, 1), (False, 6)):
+  sizes = transformer.Sizes(layers=layers, width=16, heads=4, kv_heads=2,
+                            head_dim=8, ffn=32, vocab=24, qkv_bias=True,
+                            tied=tied)
+  graph, params = transformer.create(sizes, 0)
+  host = jax.tree.map(np.asarray, params)
+  objective = update.Objective(remat=layers > 1, temperature=0.7)
+  options = update.OptimizerOptions(eps=1e-2)
+  results = []
+  for where in (None, placement):
+    updater = update.Updater(graph, objective, options, where)
+    state = updater.init(jax.tree.map(jax.numpy.array, host))
+    scores = np.asarray(updater.score(state.params, packed, micros))
+    for _ in range(2):
+      before = jax.tree.leaves(state)
+      state, metrics = updater.update(state, packed, micros, 48.0, 0.1)
+      assert all(a.is_deleted() for a in before), "not donated"
+    results.append((scores, {k: float(v) for k, v in metrics.items()},
+                    jax.tree.map(np.asarray, state)))
+    if where is not None:
+      for path, leaf in checkpoints.flatten(state).items():
+        want = where.spec(path, leaf.shape)
+        assert leaf.sharding.is_equivalent_to(
+          jax.sharding.NamedSharding(where.mesh, want), leaf.ndim), path
+  one, eight = results
+  np.testing.assert_allclose(one[0], eight[0], rtol=1e-5, atol=1e-5)
+  for key in one[1]:
+    np.testing.assert_allclose(one[1][key], eight[1][key], rtol=2e-4,
+                               atol=1e-5, err_msg=key)
+  for a, b in zip(jax.tree.leaves(one[2]), jax.tree.leaves(eight[2])):
+    np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
+print("same")
+"""
+
+
+def test_update_and_scores_equal_those_of_one_device():
+  assert _on_eight_devices(_UPDATE).endswith("same\n")
+
+
+_VOCABULARY = """
+import jax, jax.numpy as jnp, numpy as np
+from vigor_jax.policy import sharding, vocabulary
+vocabulary.BLOCK_ELEMENTS = 64  # Several blocks.
+placement = sharding.Placement(sharding.make_mesh((2, 2, 2)))
+rng = np.random.default_rng(1)
+h = rng.normal(size=(4, 3, 8)).astype(np.float32)
+y = rng.integers(0, 40, (4, 3)).astype(np.int32)
+g = rng.normal(size=(4, 3)).astype(np.float32)
+for tied in (True, False):
+  w = rng.normal(size=(40, 8) if tied else (8, 40)).astype(np.float32)
+  def plain(h, w):
+    z = jnp.einsum("rtd,vd->rtv" if tied else "rtd,dv->rtv", h, w) / 1.3
+    p = jax.nn.log_softmax(z)
+    return jnp.take_along_axis(p, y[..., None], -1)[..., 0], -(
+      jnp.exp(p) * p).sum(-1)
+  def split(h, w):
+    return vocabulary.token_logprobs(h, w, y, 1.3, placement, tied)
+  for a, b in zip(jax.jit(plain)(h, w), jax.jit(split)(h, w)):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+  loss = lambda f: lambda h, w: jnp.sum(f(h, w)[0] * g)
+  for a, b in zip(jax.jit(jax.grad(loss(plain), (0, 1)))(h, w),
+                  jax.jit(jax.grad(loss(split), (0, 1)))(h, w)):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+print("same")
+"""
+
+
+def test_split_vocabulary_equals_the_plain_softmax():
+  assert _on_eight_devices(_VOCABULARY).endswith("same\n")
+
+
+def test_a_mesh_that_does_not_fit_is_refused_with_what_would():
+  config = default_config()
+  config.mesh.fsdp = 3
+  with pytest.raises(ConfigError, match="8 devices"):
+    sharding.placement_of(config, devices=[None] * 8)
