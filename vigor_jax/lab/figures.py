@@ -29,7 +29,7 @@ def phase(points: dict[str, list[tuple[float, float, float]]]):
     "rollouts to the early target, best uniform split / rule; above 1: cheaper",
     rows=len(points),
     height=2.9 * len(points) + 0.4,
-    left=0.12,
+    left=0.155,
     right=0.97,
     bottom=0.09,
     sharex=True,
@@ -48,7 +48,7 @@ def phase(points: dict[str, list[tuple[float, float, float]]]):
         e, h, f"{r:.2f}", ha="center", va="center", size=8,
         color="white" if dark else style.INK,
       )  # fmt: skip
-    axis.set_xlim(-0.08, 1)
+    axis.set_xlim(-0.08, 1.02)
     axis.set_ylim(-0.12, 1)
     axis.set_ylabel("share of hard prompts")
     axis.text(

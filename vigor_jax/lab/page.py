@@ -39,6 +39,13 @@ def ratio(r) -> str:
   return f"{r.bound} {text}" if r.bound else text
 
 
+def early(outcome, rates) -> str:
+  """The ratio at the early target; an odd learning rate is shown."""
+  text = ratio(outcome.against_best[0])
+  usual = max(set(rates), key=rates.count)
+  return text if outcome.rate == usual else f"{text}, rate {outcome.rate:g}"
+
+
 def preset_name(world: World) -> str:
   shares = (world.easy, world.hard)
   names = {v: k for k, v in PRESETS.items()}
@@ -64,6 +71,10 @@ def headline(results) -> str:
   )  # fmt: skip
 
 
+def _rates(found) -> list[float]:
+  return [o.rate for o in found.values()]
+
+
 def shares(results) -> str:
   rows = []
   for world in grids.SHARE_WORLDS:
@@ -72,7 +83,7 @@ def shares(results) -> str:
       (
         f"{100 * world.easy:.0f} %",
         f"{100 * world.hard:.0f} %",
-        *(ratio(o.against_best[0]) for o in found.values()),
+        *(early(o, _rates(found)) for o in found.values()),
       )
     )
   return table(("easy", "hard", *(r.label for r in grids.SHORT)), rows)
@@ -86,7 +97,7 @@ def noises(results) -> str:
       (
         f"{preset_name(world)}, {world.reward}",
         f"{world.noise:g}",
-        *(ratio(o.against_best[0]) for o in found.values()),
+        *(early(o, _rates(found)) for o in found.values()),
       )
     )
   return table(("stream", "q", *(r.label for r in grids.SHORT)), rows)
@@ -102,7 +113,7 @@ def rivals(results) -> str:
     row = [rule.label]
     for outcome in found:
       o = outcome[rule.label]
-      row += [ratio(o.against_best[0]), f"{o.mixed:.1f}"]
+      row += [early(o, _rates(outcome)), f"{o.mixed:.1f}"]
     rows.append(row)
   head = ["rule"]
   for world in grids.FIXED_WORLDS:
@@ -123,7 +134,7 @@ def ablations(results) -> str:
         f"{rule.label}, P = {rule.prompts}" if rule.prompts != 32 else
         rule.label,
         "r - mean, sum",
-        *(ratio(c[rule.label].against_best[0]) for c in columns),
+        *(early(c[rule.label], _rates(c)) for c in columns),
       )
     )  # fmt: skip
   for form in grids.FORMS:
@@ -131,7 +142,7 @@ def ablations(results) -> str:
       row = [rule.label, f"{form.advantage}, {form.aggregator}"]
       for world in grids.ABLATION_WORLDS:
         o = experiment.outcomes(results, world, (rule,), form)[rule.label]
-        row.append(ratio(o.against_best[0]))
+        row.append(early(o, _rates(columns[0])))
       rows.append(tuple(row))
   names = [preset_name(w) for w in grids.ABLATION_WORLDS]
   return table(("rule", "advantage, aggregator", *names), rows)

@@ -37,9 +37,8 @@ PRESETS = {
 }
 _BLOCK = 4096  # prompts drawn at a time
 _FACT_STEP = 1 / 3  # a step of a plain prompt is one of three operations
-_SKILLS, _EVALUATION, _PROMPTS, _FEATURES = range(
-  4
-)  # purposes of random numbers
+# Purposes of random numbers.
+_SKILLS, _EVALUATION, _PROMPTS, _FEATURES = range(4)
 
 
 @dataclasses.dataclass(frozen=True)
