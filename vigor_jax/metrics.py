@@ -282,7 +282,8 @@ class _Events:
 
     for path in glob.glob(os.path.join(workdir, "events.out.tfevents.*")):
       os.unlink(path)
-    self._writer = tensorboardX.SummaryWriter(workdir, flush_secs=10)
+    self._writer = tensorboardX.FileWriter(workdir, flush_secs=10)
+    self._summary = tensorboardX.summary.Summary
     self._last_step = {}
     last = records[-1].get("seconds", 0.0) if records else 0.0
     now = time.time()
@@ -292,7 +293,7 @@ class _Events:
 
   def write(self, record: Mapping[str, Any], walltime: float | None = None):
     """Adds the numbers of a record, each tag at most once a step."""
-    step = record["step"]
+    step, values = record["step"], []
     for key, value in record.items():
       items = {key: value}
       if isinstance(value, list):
@@ -301,8 +302,10 @@ class _Events:
         if tag == "step" or self._last_step.get(tag) == step:
           continue
         if isinstance(number, (int, float)):
-          self._writer.add_scalar(tag, number, step, walltime=walltime)
+          values.append(self._summary.Value(tag=tag, simple_value=number))
           self._last_step[tag] = step
+    # One event: handing each number over costs a lock between processes.
+    self._writer.add_summary(self._summary(value=values), step, walltime)
 
   def flush(self) -> None:
     self._writer.flush()

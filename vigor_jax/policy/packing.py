@@ -17,6 +17,7 @@ only; the attention rule is `packed_mask`.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from typing import NamedTuple, Sequence
 
@@ -81,59 +82,68 @@ def plan(group: np.ndarray, lengths: np.ndarray, prompt_lengths: np.ndarray,
         f"policy.row_length={row_length}")
   order = np.lexsort((-lengths, group))
   bounds = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
-  row = np.zeros(n, np.int64)
-  start = np.zeros(n, np.int64)
-  segment = np.zeros(n, np.int64)
-  copy = np.zeros(n, np.int64)
-  copies: list[tuple[int, int, int, int]] = []
-  free: list[int] = []
-  used_segments: list[int] = []
-  used_prompts: list[int] = []
+  sizes = prompt_lengths[group[order]]
+  totals = np.add.reduceat(lengths[order], bounds[:-1]) if n else bounds[:-1]
+  totals = totals + sizes[bounds[:-1]]
+  # Python numbers from here on: the arrays of one group are too small for
+  # NumPy to pay.
+  ordered = lengths[order].tolist()
+  spans = list(zip(group[order][bounds[:-1]].tolist(),
+                   sizes[bounds[:-1]].tolist(), bounds[:-1].tolist(),
+                   bounds[1:].tolist(), totals.tolist()))
+  copies: list[tuple[int, ...]] = []  # group, row, start, number, first, count
+  holds: list[list[int]] = []  # per row: rollouts, prompt copies
+  free: list[tuple[int, int]] = []  # (space left, row), ascending
+  for g, plen, first, last, total in sorted(
+      spans, key=lambda span: -span[-1]):
+    while first < last:
+      at = bisect.bisect_left(free, (total, -1))
+      if at == len(free) and free and _fitting(
+          ordered, first, last, free[-1][0] - plen, plen):
+        # The group is cut: the space left somewhere pays for another copy of
+        # its prompt.
+        at -= 1
+      if at < len(free):
+        space, row = free.pop(at)
+      else:
+        space, row = row_length, len(holds)
+        holds.append([0, 0])
+      count, used = 0, plen
+      while (first + count < last
+             and used + ordered[first + count] <= space):
+        used += ordered[first + count]
+        count += 1
+      holds[row][1] += 1
+      copies.append((g, row, row_length - space, holds[row][1], first, count,
+                     holds[row][0]))
+      holds[row][0] += count
+      bisect.insort(free, (space - used, row))
+      first += count
+      total -= used - plen
+  table = np.asarray(copies, np.int64).reshape(-1, 7)
+  where, counts, segments = table[:, :4], table[:, 5], table[:, 6]
+  # The rollouts of each copy, copy after copy.
+  members = order[_ranges(table[:, 4], counts)]
+  copy = np.repeat(np.arange(len(table)), counts)
+  before = np.cumsum(lengths[members]) - lengths[members]
+  opening = before[np.cumsum(counts) - counts] if n else before
+  starts = (where[copy, 2] + prompt_lengths[where[copy, 0]] + before
+            - opening[copy])
+  result = np.zeros((4, n), np.int64)
+  result[:, members] = (where[copy, 1], starts,
+                        _ranges(segments + 1, counts), copy)
+  return Layout(*result, *where.T, rows=len(holds))
 
-  spans = [order[a:b] for a, b in zip(bounds[:-1], bounds[1:])]
-  totals = [int(prompt_lengths[group[s[0]]] + lengths[s].sum())
-            for s in spans]
-  for index in np.argsort(-np.asarray(totals, np.int64), kind="stable"):
-    members = spans[index]
-    g = int(group[members[0]])
-    plen = int(prompt_lengths[g])
-    rest = lengths[members]
-    while len(members):
-      total = plen + int(rest.sum())
-      target = -1
-      if total <= row_length:
-        best = row_length + 1
-        for r, space in enumerate(free):
-          if total <= space < best:
-            target, best = r, space
-      if target < 0 and free:
-        # Cut the group if the space left somewhere pays for another copy of
-        # its prompt: at least as many completion tokens as prompt tokens.
-        widest = int(np.argmax(free))
-        fits = np.cumsum(rest)
-        fits = fits[fits <= free[widest] - plen]
-        if len(fits) and fits[-1] >= plen:
-          target = widest
-      if target < 0:
-        target = len(free)
-        free.append(row_length)
-        used_segments.append(0)
-        used_prompts.append(0)
-      at = row_length - free[target]
-      space = free[target] - plen
-      take = int(np.searchsorted(np.cumsum(rest), space, side="right"))
-      chosen, sizes = members[:take], rest[:take]
-      used_prompts[target] += 1
-      copies.append((g, target, at, used_prompts[target]))
-      row[chosen] = target
-      start[chosen] = at + plen + np.cumsum(sizes) - sizes
-      segment[chosen] = used_segments[target] + 1 + np.arange(take)
-      copy[chosen] = len(copies) - 1
-      used_segments[target] += take
-      free[target] = space - int(sizes.sum())
-      members, rest = members[take:], rest[take:]
-  table = np.asarray(copies, np.int64).reshape(-1, 4)
-  return Layout(row, start, segment, copy, *table.T, rows=len(free))
+
+def _fitting(lengths: list[int], first: int, last: int, space: int,
+             wanted: int) -> bool:
+  """Whether lengths[first:last] fill `space` with at least `wanted`."""
+  filled = 0
+  for length in lengths[first:last]:
+    if filled + length > space:
+      break
+    filled += length
+  return filled >= max(wanted, 1)
 
 
 def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
