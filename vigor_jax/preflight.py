@@ -1,0 +1,152 @@
+"""Compiles a configuration for a TPU slice without having one.
+
+    python -m vigor_jax.preflight --config=configs/qwen2p5_3b_math.py \
+        [--topology=v5e:4x4] [--workdir=runs/preflight]
+        [--chip_hour_price=1.2] [--tune] [--flags=both]
+
+Says per program what memory a chip needs against its limit, the FLOPs, HBM
+and wire bytes, which of them binds, and about how long a step takes. Exit code
+1, and the largest part by name, when it does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+
+from absl import flags
+
+from vigor_jax.config import cli
+from vigor_jax.config import fields
+
+_USAGE = """Compiles a configuration for a TPU slice that need not be there.
+
+    python -m vigor_jax.preflight --config=FILE.py [--topology=v5e:4x4]
+        [--workdir=DIR] [--chip_hour_price=1.2] [--tune] [--flags=both]
+        [--config.mesh.fsdp=8 ...]
+"""
+_FLAG_SETS = ("default", "windowed_off", "both")
+
+
+def _define(values) -> None:
+  flags.DEFINE_string("topology", "", "slice, such as v5e:4x4, v5p:2x2x2, or "
+                      "cpu:8 (to try preflight itself); empty: the "
+                      "configuration's", flag_values=values)
+  flags.DEFINE_float("chip_hour_price", 0.0, "dollars for a chip and hour",
+                     lower_bound=0.0, flag_values=values)
+  flags.DEFINE_float("completion_share", 0.5, "mean completion in parts of "
+                     "sampling.max_new_tokens", lower_bound=0.01,
+                     upper_bound=1.0, flag_values=values)
+  flags.DEFINE_bool("tune", False, "find the most slots and the largest "
+                    "micro-batch that fit", flag_values=values)
+  flags.DEFINE_enum("flags", "windowed_off", _FLAG_SETS, "compiler flags: "
+                    "with windowed einsums (XLA's default), without, or both",
+                    flag_values=values)
+
+
+def main(argv) -> None:
+  args = cli.parse_flags(argv, _USAGE, _define, needs_workdir=False)
+  from vigor_jax.aot import chips
+  name = args.flags.topology or args.config.topology
+  try:
+    if not name:
+      raise chips.TopologyError(
+          "--topology is missing, and the configuration names none; for "
+          "example --topology=v5e:4x4")
+    chips.prepare(name)  # Before jax is imported.
+    reports = _reports(args, name)
+  except ValueError as error:
+    cli.exit_with_message(error)
+  from vigor_jax.aot import page
+  command = shlex.join(["python", "-m", "vigor_jax.preflight", *argv[1:]])
+  if args.workdir:
+    _write(args.workdir, reports, page.page(reports, command))
+  # One set of flags that fits is enough: it can be chosen.
+  sys.exit(0 if any(report.fits for report in reports) else 1)
+
+
+def _reports(args, name: str) -> list:
+  from vigor_jax.aot import chips
+  from vigor_jax.aot import estimate
+  from vigor_jax.aot import page
+  from vigor_jax.aot import programs
+  topology = chips.topology(name)
+  config = args.config
+  vocab = programs.vocabulary_of(config)
+  if args.flags.tune:
+    config = _tuned(config, topology, vocab, args.flags.completion_share)
+  chosen = {"default": [("compiler defaults", None)],
+            "windowed_off": [("no windowed einsum", estimate.WINDOWED_OFF)]}
+  sets = chosen.get(args.flags.flags) or sum(chosen.values(), [])
+  if name.startswith("cpu"):
+    sets = [("CPU", None)]
+  reports = []
+  for label, options in sets:
+    print(f"{name}, {label}: compiling", flush=True)
+    plan = programs.Plan(
+        config, topology.devices,
+        programs.workload_of(config, args.flags.completion_share), vocab)
+    reports.append(estimate.report(
+        plan, topology, options=options, flags=label,
+        price=args.flags.chip_hour_price,
+        say=lambda line: print(line, flush=True)))
+    print(page.text(reports[-1]), flush=True)
+  return reports
+
+
+def _tuned(config, topology, vocab: int, share: float):
+  """The configuration with slots and rows per micro-batch doubled while they
+  fit, halved until they do; each is compiled by itself."""
+  from vigor_jax.aot import estimate
+  from vigor_jax.aot import programs
+
+  def fits(changed, which: str) -> bool:
+    plan = programs.Plan(changed, topology.devices,
+                         programs.workload_of(changed, share), vocab)
+    program = next(p for p in plan.programs() if p.name == which)
+    result = estimate.compile_program(program, topology,
+                                      None if topology.name.startswith("cpu")
+                                      else estimate.WINDOWED_OFF)
+    stay = sum(plan.resident().values())
+    good = result.fits and stay + result.temporary <= topology.chip.hbm
+    print(f"  tune: {which} at {fields.get(changed, path)}: "
+          f"{(stay + result.temporary) / 2**30:.2f} GiB with what is "
+          f"resident, {'fits' if good else 'does not fit'}", flush=True)
+    return good
+
+  config = config.copy_and_resolve_references()
+  for path, which in (("sampling.slots", "decode chunk"),
+                      ("policy.rows_per_microbatch", "update")):
+    value, legal = fields.get(config, path), None
+    data = config.mesh.fsdp * max(1, config.mesh.data)
+    cap = max(value, config.rollout_budget)
+    while value >= data:
+      fields.assign(config, path, value)
+      if fits(config, which):
+        legal, value = value, value * 2
+        if value > cap:
+          break
+      elif legal is not None:
+        break
+      else:
+        value //= 2
+    if legal is None:
+      legal = value = max(data, 1)
+    fields.assign(config, path, legal)
+    print(f"tune: --config.{path}={legal}", flush=True)
+  return config
+
+
+def _write(workdir: str, reports: list, page: str) -> None:
+  from vigor_jax import metrics
+  os.makedirs(workdir, exist_ok=True)
+  text = json.dumps([r.to_json() for r in reports], indent=2)
+  metrics.atomic_write(os.path.join(workdir, "preflight.json"), text + "\n")
+  metrics.atomic_write(os.path.join(workdir, "preflight.html"), page)
+  print(f"written: {os.path.join(workdir, 'preflight.html')}", flush=True)
+
+
+if __name__ == "__main__":
+  main(sys.argv)
