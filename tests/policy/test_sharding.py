@@ -184,3 +184,20 @@ def test_a_mesh_that_does_not_fit_is_refused_with_what_would():
   config.mesh.fsdp = 3
   with pytest.raises(ConfigError, match="8 devices"):
     sharding.placement_of(config, devices=[None] * 8)
+
+
+def test_blocked_attention_equals_the_whole(monkeypatch):
+  import jax
+  import jax.numpy as jnp
+  monkeypatch.setattr(transformer, "QUERY_BLOCK", 4)
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  q, k, v = draw(2, 11, 4, 8), draw(2, 11, 2, 8), draw(2, 11, 2, 8)
+  mask = np.tril(rng.random((2, 11, 11)) < 0.7) | np.eye(11, dtype=bool)
+  both = [
+    jax.value_and_grad(lambda *a: jnp.sum(jnp.sin(f(*a, mask))), (0, 1, 2))(
+      q, k, v)
+    for f in (transformer.grouped_attention, transformer.blocked_attention)
+  ]
+  for a, b in zip(*map(jax.tree.leaves, both)):
+    np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)

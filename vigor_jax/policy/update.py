@@ -241,7 +241,7 @@ def micro_logprobs(model: transformer.Transformer, micro: packing.Packed,
 
   def attend(layer, q, k, v):
     del layer
-    return transformer.grouped_attention(q, k, v, mask), None
+    return transformer.blocked_attention(q, k, v, mask), None
 
   # Unrolled, a small model's layers need no slices of stacked arrays.
   blocks = model.split_layers() if model.sizes.layers <= UNROLLED else None
