@@ -188,3 +188,12 @@ def test_the_documented_figures_exist():
     path = DOCS / "figures" / f"allocation_{name}.png"
     assert f"figures/allocation_{name}.png" in text
     assert 1_000 < path.stat().st_size < 150_000
+
+
+def test_wrong_verdicts_add_noise_and_shrink_the_signal():
+  world = World.preset("plain", noise=0.2)
+  step = prediction.play_world(world, Rule("uniform"), runs=1, steps=1)[0]
+  p = 0.2 + 0.6 * step.mean
+  np.testing.assert_allclose(step.seen, p * (1 - p))
+  clean = dataclasses.replace(step, seen=None, noise=0.0)
+  assert summarise([step]).effective < 0.6 * summarise([clean]).effective

@@ -16,7 +16,7 @@ def save(figure, path) -> None:
 
 
 def colour_of(label: str) -> str:
-  return style.colours(["uniform 32 x 8", label])[label]
+  return style.colours([label.split()[0]])[label.split()[0]]
 
 
 def phase(points: dict[str, list[tuple[float, float, float]]]):

@@ -58,15 +58,22 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """Groups of one played step: n, mean, variance float, mixed bool [groups].
+  """Groups of one played step, arrays [groups].
 
-  mean and variance are the true ones of the prompt's reward.
+  Attributes:
+    n: rollouts.
+    mean, variance: of the prompt's true reward.
+    mixed: bool, the verdicts disagree.
+    seen: variance of the verdicts, wrong ones included; None: `variance`.
+    noise: q, probability that a verdict is turned round.
   """
 
   n: np.ndarray
   mean: np.ndarray
   variance: np.ndarray
   mixed: np.ndarray
+  seen: np.ndarray | None = None
+  noise: float = 0.0
 
 
 def summarise(
@@ -82,9 +89,12 @@ def summarise(
   spent = np.mean([step.n.sum() for step in steps])
   signal = second = 0.0
   for step in steps:
-    m = np.maximum(step.n - 1, 0) * step.variance
+    kept = 1 - 2 * step.noise  # of the signal
+    m = np.maximum(step.n - 1, 0) * step.variance * kept
     signal += (m * (2 * (1 - step.mean)) ** room).sum() / len(steps)
-    second += (m + coupling * m**2).sum() / len(steps)
+    seen = step.variance if step.seen is None else step.seen
+    noise = np.maximum(step.n - 1, 0) * seen
+    second += (noise + coupling * m**2).sum() / len(steps)
   effective = signal**2 / second if signal > 0 else 0.0
   return Figures(
     float(np.mean([step.n @ step.variance for step in steps]) / spent),
@@ -132,8 +142,8 @@ def play_world(
 ):
   """Plays a rule on a world's warm start: a list of Step.
 
-  u is the true variance of what the rule sees, p (1 - p) of 0/1 verdicts with
-  their noise; of graded ones the mean over steps of p_i (1 - p_i) / d.
+  The true variance is p (1 - p) of 0/1 verdicts, sum_i p_i (1 - p_i) / d^2 of
+  graded ones.
   """
   seeds = np.arange(runs)
   rules = [rule.make(int(s)) for s in seeds]
@@ -148,7 +158,10 @@ def play_world(
     for r, g in enumerate(groups):
       run = np.full(len(g), r)
       mean, u = true_rewards(world, policy, run, views[r])
-      found.append(Step(g.n.copy(), mean, u, g.mixed()))
+      # E r'^2 - (E r')^2 for r' = r or, with probability q, 1 - r.
+      q = world.noise
+      seen = u + mean**2 + q * (1 - 2 * mean) - (q + (1 - 2 * q) * mean) ** 2
+      found.append(Step(g.n.copy(), mean, u, g.mixed(), seen, q))
   return found
 
 
