@@ -27,7 +27,7 @@ def model(**changes):
   sizes = dataclasses.replace(BASE, **changes)
   graph, params = transformer.abstract(sizes)
   rng = np.random.default_rng(1)
-  draw = lambda a: (rng.normal(size=a.shape) * 0.4 + 0.3).astype(np.float32)
+  draw = lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.4 + 0.3, a.dtype)
   return sizes, graph, jax.tree.map(draw, params)
 
 
