@@ -24,7 +24,10 @@ from vigor_jax.config.defaults import options_section
 ConfigError = fields.ConfigError
 
 # What may differ when a run is continued in its workdir.
-MAY_CHANGE = ("total_steps", "evaluation.", "checkpoint.")
+MAY_CHANGE = (
+  "total_steps", "evaluation.", "checkpoint.", "mesh.", "topology",
+  "profile_steps",
+)
 
 
 def build(values: Mapping[str, Any] | ml_collections.ConfigDict, source: str):
@@ -271,8 +274,9 @@ def check_resume(old, new, workdir: str = "workdir") -> list[Difference]:
     raise ConfigError(
       f"{workdir} holds a run with another configuration:\n  "
       + "\n  ".join(str(d) for d in refused)
-      + "\nOnly total_steps, evaluation.* and checkpoint.* may change in a "
-      "used workdir; choose another --workdir, or the old values."
+      + "\nOnly total_steps, evaluation.*, checkpoint.*, mesh.*, topology and "
+      "profile_steps may change in a used workdir; choose another --workdir, "
+      "or the old values."
     )
   return differences
 
