@@ -48,8 +48,8 @@ def get_config(allocator="vigor"):
 
   config.policy.advantage = "dr_grpo"
   config.policy.aggregator = "rollout_mean"
-  config.policy.row_length = 64
-  config.policy.rows_per_microbatch = 4
+  config.policy.row_length = 128
+  config.policy.rows_per_microbatch = 2
   config.optimizer.name = "adamw"
   config.optimizer.learning_rate = 1e-5
   config.optimizer.warmup_steps = 2

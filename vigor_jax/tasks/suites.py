@@ -1,6 +1,6 @@
 """Suites: several tasks to evaluate one policy on, written in one line.
 
-    math(prompts=500), aime24(samples=32), jsonl(path="mine.jsonl", label="mine")
+    math(prompts=500), aime24(samples=32), jsonl(path="my.jsonl", label="my")
 
 A member is a task's name, with what differs from the run's own settings.
 """
@@ -72,7 +72,8 @@ def _member(node: ast.expr) -> Member:
   call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
   name = ast.unparse(call.func)
   if name not in tasks.REGISTRY:
-    raise ValueError(f"no task {name!r}: {base.nearest(name, [*tasks.REGISTRY])}")
+    near = base.nearest(name, [*tasks.REGISTRY])
+    raise ValueError(f"no task {name!r}: {near}")
   try:
     if call.args:
       raise ValueError
