@@ -231,6 +231,24 @@ def active() -> Placement | None:
   return _ACTIVE.get()
 
 
+def constrain_layer(params: Any) -> Any:
+  """One layer's parameters, taken from the stack, split as they were.
+
+  What it fixes is their gradient: each device receives the sum of its own
+  piece, instead of every sum and a slice of it.
+  """
+  placement = active()
+  if placement is None:
+    return params
+  flat = checkpoints.flatten(params)
+  leaves = []
+  for path, leaf in flat.items():
+    spec = placement.spec(f"blocks/{path}", (1, *leaf.shape))
+    leaves.append(jax.lax.with_sharding_constraint(
+        leaf, placement.named(*spec[1:])))
+  return jax.tree.unflatten(jax.tree.structure(params), leaves)
+
+
 def constrain(x: jax.Array, *axes) -> jax.Array:
   """Fixes how an activation is split; without a placement, nothing.
 

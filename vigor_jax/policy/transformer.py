@@ -277,6 +277,8 @@ class Transformer(nnx.Module):
 
     def body(x, scanned):
       state, layer = scanned
+      if remat:  # Training; the sampler has a layout of its own.
+        state = sharding.constrain_layer(state)
       block = nnx.merge(graph, state)
       return block(x, rope, functools.partial(attend, layer))
 
