@@ -111,7 +111,8 @@ class Bare:
 
     def whole(q, k, v):
       pad = ((0, 0), (0, self.length), (0, 0), (0, 0))
-      return self._attention(q, k, v, causal), (jnp.pad(k, pad), jnp.pad(v, pad))
+      padded = jnp.pad(k, pad), jnp.pad(v, pad)
+      return self._attention(q, k, v, causal), padded
 
     layers = self.sizes.layers
     logits, caches = self._forward(
@@ -162,7 +163,8 @@ class Bare:
       logits, _ = self._forward(
         params, tokens, jnp.arange(t)[None], [attend] * self.sizes.layers
       )
-      logits, targets = logits[:, -self.length - 1 : -1], tokens[:, -self.length :]
+      logits = logits[:, -self.length - 1 : -1]
+      targets = tokens[:, -self.length :]
       logprob = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
       ratio = jnp.exp(logprob - jax.nn.logsumexp(logits, -1) - old)
       a = advantages[:, None]
@@ -326,7 +328,9 @@ def demo(config, folder, steps):
     if isinstance(run, Real):
       run.record.close()
 
-  low = lambda name, key: float(np.percentile([r[key] for r in times[name]], 25))
+  def low(name, key):
+    return float(np.percentile([r[key] for r in times[name]], 25))
+
   figures = {"compiles_after_two_steps": compiles}
   for name in runs:
     figures[f"{name}_cpu_ms"] = 1e3 * low(name, "cpu")

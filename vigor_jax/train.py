@@ -191,7 +191,7 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
       groups, buffer = step_rollouts.groups, step_rollouts.buffer
 
       # Advantages by prompt id, and the update.
-      with timer("allocate"):
+      with timer("update"):
         batch = batch_lib.make_batch(
             buffer, groups, allocator, step_rollouts.prompts.tokens, estimator,
             seed=config.seed, step=step)

@@ -195,8 +195,8 @@ def test_blocked_attention_equals_the_whole(monkeypatch):
   q, k, v = draw(2, 11, 4, 8), draw(2, 11, 2, 8), draw(2, 11, 2, 8)
   mask = np.tril(rng.random((2, 11, 11)) < 0.7) | np.eye(11, dtype=bool)
   both = [
-    jax.value_and_grad(lambda *a: jnp.sum(jnp.sin(f(*a, mask))), (0, 1, 2))(
-      q, k, v)
+    jax.value_and_grad(
+      lambda *a, f=f: jnp.sum(jnp.sin(f(*a, mask))), (0, 1, 2))(q, k, v)
     for f in (transformer.grouped_attention, transformer.blocked_attention)
   ]
   for a, b in zip(*map(jax.tree.leaves, both)):
