@@ -10,7 +10,7 @@ the 8 chips of a v5p that `topology` names; on other devices set
 --config.topology= and the mesh.
 
 As published: the problems that release v6 added, reward 1 for passing all the
-public tests, validation on all tests every 5 steps at temperature .6, top-p .95,
+public tests, validation on all every 5 steps at temperature .6, top-p .95:
 prompts of 2048 and completions of 8192 tokens, 64 prompts a step, three seeds
 (--config.seed=0, 1, 2). eval/full_pass is the share of programs that pass every
 test, eval/accuracy the average share of tests passed.
