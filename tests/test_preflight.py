@@ -186,7 +186,7 @@ def test_exit_codes(monkeypatch, root):
   monkeypatch.setattr(chips, "prepare", lambda name: None)
   for temporary, code in ((2**30, 0), (8 * 2**30, 1)):
     monkeypatch.setattr(preflight, "_reports",
-                        lambda args, name: [_report(temporary)])
+                        lambda args, name, t=temporary: [_report(t)])
     with pytest.raises(SystemExit) as caught:
       preflight.main(argv)
     assert caught.value.code == code

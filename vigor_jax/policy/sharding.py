@@ -24,7 +24,6 @@ from typing import Any, Iterator, Mapping, Sequence
 
 import jax
 from jax.experimental import mesh_utils
-import jax.numpy as jnp
 import numpy as np
 
 from vigor_jax import checkpoints
