@@ -17,9 +17,9 @@ CACHE = os.path.join("~", ".cache", "vigor_jax", "workdirs")
 _SKIPPED = ("checkpoints", "traces")
 
 
-def is_remote(workdir: str) -> bool:
+def is_remote(workdir: str | os.PathLike) -> bool:
   """Whether the path is a URL, "gs://bucket/run"."""
-  return "://" in workdir
+  return "://" in os.fspath(workdir)
 
 
 def join(workdir: str, name: str) -> str:
