@@ -32,7 +32,7 @@ def join(workdir: str, name: str) -> str:
 def local(workdir: str) -> str:
   """The local folder of a workdir's files; the workdir itself if local."""
   if not is_remote(workdir):
-    return workdir
+    return os.fspath(workdir)
   name = workdir.rstrip("/").rsplit("/", 1)[-1]
   digest = hashlib.sha256(workdir.rstrip("/").encode()).hexdigest()[:8]
   return os.path.join(os.path.expanduser(CACHE), f"{name}-{digest}")
