@@ -174,14 +174,18 @@ def test_blocks_of_the_page():
   filled = page.fill(text, "x", "new\\1")
   assert filled == "a\n<!-- lab:x -->\nnew\\1\n<!-- /lab -->\nb"
   assert page.fill(filled, "x", "old") == text
+  empty = "<!-- lab:x -->\n<!-- /lab -->\n<!-- lab:y -->\n<!-- /lab -->"
+  both = page.fill(page.fill(empty, "x", "1"), "y", "2")
+  assert both == (
+    "<!-- lab:x -->\n1\n<!-- /lab -->\n<!-- lab:y -->\n2\n<!-- /lab -->"
+  )
   with pytest.raises(ValueError, match="lab:y"):
     page.fill(text, "y", "new")
 
 
 def test_the_documented_figures_exist():
   text = (DOCS / "allocation.md").read_text()
-  for name in ("headline", "shares", "noise", "rivals", "ablations", "weights",
-               "saturation", "missed", "agreement"):  # fmt: skip
+  for name in page.BLOCKS:
     block = text.split(f"<!-- lab:{name} -->")[1].split("<!-- /lab -->")[0]
     assert block.count("|") > 10, name
   for name in ("phase", "noise", "weights", "saturation", "prediction"):

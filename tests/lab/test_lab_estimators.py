@@ -20,11 +20,11 @@ def binomial(n, k, p):
 def test_uniform_weights_are_the_enumerated_ones(advantage):
   m = estimators.measure(
     SMALL, Rule("uniform", 4), Estimator(advantage, "rollout_mean"),
-    steps=700, runs=4, budget=32, warmup=0,
+    steps=300, runs=4, budget=32, warmup=0,
   )  # fmt: skip
   expected = [estimators.uniform_weight(advantage, p, 8) for p in SMALL.p]
   assert (np.abs(m.weight - expected) < 4.5 * m.weight_error).all()
-  assert (m.weight_error < 0.05 * m.weight).all()
+  assert (m.weight_error < 0.08 * m.weight).all()
   assert m.sideways.max() < 4.5
 
 

@@ -60,15 +60,19 @@ class Protocol:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """One entry of a grid."""
+  """One entry of a grid; `rate` in place of a tuned learning rate, if set."""
 
   world: World
   rule: Rule
   estimator: Estimator = Estimator()
+  rate: float | None = None
 
   @property
   def key(self) -> str:
-    return json.dumps(dataclasses.asdict(self), sort_keys=True)
+    fields = dataclasses.asdict(self)
+    if self.rate is None:
+      del fields["rate"]
+    return json.dumps(fields, sort_keys=True)
 
 
 def measure(cell: Cell, protocol: Protocol) -> dict:
@@ -79,12 +83,14 @@ def measure(cell: Cell, protocol: Protocol) -> dict:
     cell.world, cell.rule, seeds, rates,
     steps=protocol.steps, estimator=cell.estimator,
   )  # fmt: skip
-  tuned = run(np.tile(tuning, len(RATES)), rates)
-  area = tuned.accuracy.mean(1).reshape(len(RATES), -1).mean(1)
-  best = int(area.argmax())
-  curves = run(np.arange(protocol.fresh), np.full(protocol.fresh, RATES[best]))
+  rate = cell.rate
+  if rate is None:
+    tuned = run(np.tile(tuning, len(RATES)), rates)
+    area = tuned.accuracy.mean(1).reshape(len(RATES), -1).mean(1)
+    rate = RATES[int(area.argmax())]
+  curves = run(np.arange(protocol.fresh), np.full(protocol.fresh, rate))
   return {
-    "rate": RATES[best],
+    "rate": rate,
     "rollouts": curves.rollouts.tolist(),
     "accuracy": np.round(curves.accuracy, 5).tolist(),
     "mixed": float(curves.mixed.mean()),
@@ -150,13 +156,18 @@ class Outcome:
 
 
 def outcomes(
-  results: Results, world: World, rules, estimator: Estimator = DEFAULT
+  results: Results,
+  world: World,
+  rules,
+  estimator: Estimator = DEFAULT,
+  rate: float | None = None,
 ) -> dict[str, Outcome]:
   """Ratios of rollouts to target of `rules` in one world, by label.
 
-  Baselines are uniform splits under the default estimator.
+  Baselines are uniform splits under the default estimator. `rate` takes the
+  cells at this learning rate, baselines too, in place of the tuned ones.
   """
-  baselines = [results[Cell(world, rule)] for rule in UNIFORMS]
+  baselines = [results[Cell(world, rule, rate=rate)] for rule in UNIFORMS]
   published = baselines[0]
   mean = np.mean(published["accuracy"], axis=0)
   first = max(2, int(TARGET_SHARE * len(mean)))
@@ -172,7 +183,7 @@ def outcomes(
   best = [min(baselines, key=lambda b, g=g: cost(b, g)) for g in goals]
   found = {}
   for rule in rules:
-    cell = results[Cell(world, rule, estimator)]
+    cell = results[Cell(world, rule, estimator, rate)]
     found[rule.label] = Outcome(
       tuple(
         statistics.paired_ratio(spent(b, g), spent(cell, g))

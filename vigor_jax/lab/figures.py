@@ -83,6 +83,7 @@ def noise(lines: dict[str, list]):
     axis.fill_between(q, low, high, color=colour_of(rule), alpha=0.12, lw=0)
     ends.append((value[-1], NAMES[rule], colour_of(rule)))
   axis.axhline(1, color=style.GREY, linewidth=0.8)
+  axis.set_xticks(q)
   axis.set_xlabel("probability q that a verdict is turned round")
   axis.set_ylabel("ratio")
   style.name_lines(axis, ends)
@@ -158,7 +159,7 @@ def agreement(points: dict[str, list[tuple[float, float]]], correlation: float):
     which.set_major_formatter("{x:g}")
     which.set_minor_locator(style.ticker.NullLocator())
   axis.set_xlabel("predicted gain")
-  axis.set_ylabel("measured: rollouts to the early target")
+  axis.set_ylabel("measured, early target")
   axis.legend(
     loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8
   )

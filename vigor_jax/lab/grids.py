@@ -6,6 +6,7 @@ from vigor_jax.lab.experiment import HEADLINE, UNIFORMS, Cell
 from vigor_jax.lab.learner import Estimator, Rule
 from vigor_jax.lab.world import PRESETS, World
 
+RATE = 0.4  # the best rate of most cells
 NOISES = (0.05, 0.1, 0.2)
 # (easy, hard) shares of the phase diagram, beside the presets.
 SHARES = ((0.0, 0.4), (0.4, 0.0), (0.4, 0.4), (0.0, 0.75), (0.75, 0.0))
@@ -72,6 +73,7 @@ def cells(quick: bool = False) -> list[Cell]:
     Cell(w, r) for w in NOISE_WORLDS + OTHER_NOISE_WORLDS for r in SHORT
   ]
   found += [Cell(w, r) for w in FIXED_WORLDS for r in SHORT + RIVALS]
+  found += [Cell(w, r, rate=RATE) for w in FIXED_WORLDS for r in SHORT + RIVALS]
   found += [Cell(w, r) for w in ABLATION_WORLDS for r in SCHEDULES + PIECES]
   found += [
     Cell(w, r, form)

@@ -18,7 +18,7 @@ from vigor_jax.lab.experiment import Cell
 from vigor_jax.lab.learner import Estimator, Rule
 from vigor_jax.lab.world import PRESETS, World
 
-_BLOCK = r"(<!-- lab:{name} -->\n).*?(\n<!-- /lab -->)"
+_BLOCK = r"(<!-- lab:{name} -->\n).*?(<!-- /lab -->)"
 _UNIFORM = "uniform 32 x 8"
 
 
@@ -105,20 +105,24 @@ def noises(results) -> str:
 
 def rivals(results) -> str:
   rules = grids.SHORT + grids.RIVALS
-  found = [
-    experiment.outcomes(results, world, rules) for world in grids.FIXED_WORLDS
-  ]
   rows = []
-  for rule in rules:
-    row = [rule.label]
-    for outcome in found:
-      o = outcome[rule.label]
-      row += [early(o, _rates(outcome)), f"{o.mixed:.1f}"]
-    rows.append(row)
-  head = ["rule"]
   for world in grids.FIXED_WORLDS:
-    head += [f"{preset_name(world)}, 512 prompts", "mixed"]
-  return table(head, rows)
+    tuned = experiment.outcomes(results, world, rules)
+    fixed = experiment.outcomes(results, world, rules, rate=grids.RATE)
+    for rule in rules:
+      one, two = tuned[rule.label], fixed[rule.label]
+      rows.append(
+        (
+          rule.label, ratio(one.against_best[0]), f"{one.rate:g}",
+          ratio(two.against_best[0]), ratio(two.against_best[1]),
+          f"{two.mixed:.1f}",
+        )
+      )  # fmt: skip
+  return table(
+    ("rule", "tuned rate, early", "rate", f"all at {grids.RATE:g}, early",
+     "late", "mixed"),
+    rows,
+  )  # fmt: skip
 
 
 def ablations(results) -> str:
@@ -346,10 +350,20 @@ def noise_figure(results, folder) -> None:
   figures.save(figures.noise(lines), folder / "allocation_noise.png")
 
 
+BLOCKS = (
+  "headline", "shares", "noise", "rivals", "ablations", "weights",
+  "saturation", "missed", "agreement",
+)  # fmt: skip
+
+
 def write(results, docs: pathlib.Path, *, weight_steps: int = 100) -> None:
   """Fills the blocks of docs/allocation.md and writes its figures."""
   folder = docs / "figures"
   folder.mkdir(parents=True, exist_ok=True)
+  page = docs / "allocation.md"
+  text = page.read_text()
+  for name in BLOCKS:  # before the minutes of work
+    fill(text, name, "")
   blocks = {
     "headline": headline(results),
     "shares": shares(results),
@@ -363,8 +377,6 @@ def write(results, docs: pathlib.Path, *, weight_steps: int = 100) -> None:
   }
   phase_figure(results, folder)
   noise_figure(results, folder)
-  page = docs / "allocation.md"
-  text = page.read_text()
   for name, content in blocks.items():
     text = fill(text, name, content)
   page.write_text(text)
@@ -375,4 +387,4 @@ def fill(text: str, name: str, content: str) -> str:
   pattern = re.compile(_BLOCK.format(name=name), re.DOTALL)
   if not pattern.search(text):
     raise ValueError(f"the page has no block <!-- lab:{name} --> ... /lab")
-  return pattern.sub(lambda m: m.group(1) + content + m.group(2), text)
+  return pattern.sub(lambda m: f"{m.group(1)}{content}\n{m.group(2)}", text)
