@@ -1,6 +1,6 @@
 # Each target makes its virtual environment first, if it is missing.
 #
-#   make demo       a small policy learns under four allocation rules: 10 minutes
+#   make demo       a small policy learns under four allocation rules
 #   make test       all quick tests
 #   make test-slow  the end-to-end tests
 #   make test-all   both
@@ -58,7 +58,7 @@ $(VENV)/installed-docs: pyproject.toml | $(BIN)/python
 
 demo: $(VENV)/installed-run
 	@echo "Training a small policy on two streams of prompts, under four" \
-	  "allocation rules and three seeds each (about 5 minutes on 2 cores)."
+	  "allocation rules and three seeds each (about 3 minutes on 2 cores)."
 	@echo "The report will be $(WORKDIR)/report.html."
 	@$(BIN)/python -m vigor_jax.compare --config=configs/arithmetic.py \
 	  --allocators=uniform,uniform:prompts_per_step=64,vigor,eb_widening \
