@@ -45,7 +45,7 @@ def test_it_runs_top_to_bottom(path, tmp_path):
   """vigor_jax is importable here, so the install cell does nothing."""
   notebook = nbformat.read(path, as_version=4)
   nbclient.NotebookClient(
-    notebook, timeout=1800, kernel_name="python3",
+    notebook, timeout=1800, startup_timeout=600, kernel_name="python3",
     resources={"metadata": {"path": str(tmp_path)}},
   ).execute()
   outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
