@@ -7,6 +7,11 @@ r"""SmolLM2-135M on one-digit sums of reasoning_gym: a real model on two cores.
 
 One run: python -m vigor_jax.train --workdir=runs/smollm2_vigor
 --config=configs/smollm2_reasoning_gym.py:vigor (or uniform, eb_widening).
+
+Expected: the untrained model is right in about one of nine completions, with
+two or three of eight prompts mixed. How far 40 steps raise that is not known
+yet. Time: a step of half this budget took 19 CPU seconds on two busy cores, so
+that 40 steps of both rules should take well under 90 minutes on two free ones.
 """
 
 import importlib.util
@@ -43,22 +48,22 @@ def get_config(allocator="vigor"):
   config.task.max_prompt_length = 24
 
   config.total_steps = 40
-  config.prompts_per_step = 8
-  config.rollout_budget = 64
+  config.prompts_per_step = 16
+  config.rollout_budget = 128
 
   config.policy.advantage = "dr_grpo"
   config.policy.aggregator = "rollout_mean"
   config.policy.row_length = 128
   config.policy.rows_per_microbatch = 2
   config.optimizer.name = "adamw"
-  config.optimizer.learning_rate = 1e-5
+  config.optimizer.learning_rate = 2e-5
   config.optimizer.warmup_steps = 2
   config.optimizer.b2 = 0.99
 
-  config.sampling.slots = 16
+  config.sampling.slots = 32
   config.sampling.chunk = 4
   config.sampling.prompt_buckets = (24,)
-  config.sampling.prefill_batch = 8
+  config.sampling.prefill_batch = 16
   config.sampling.max_new_tokens = 12
 
   config.evaluation.every_steps = 10
