@@ -3,7 +3,7 @@
 #   make demo       a small policy learns under four allocation rules
 #   make test       all quick tests
 #   make test-slow  the end-to-end tests
-#   make test-pods  several processes on this machine, many minutes
+#   make test-extended  longest ones: several processes, the notebook, large configs
 #   make test-all   the quick and the slow ones
 #   make lint       ruff
 #   make smollm2    SmolLM2-135M, inside a package, against stored logits
@@ -28,7 +28,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
   if $$python -c '$(IN_RANGE)' 2>/dev/null; then echo $$python; break; fi; \
   done)
 
-.PHONY: help demo test test-slow test-pods test-all smollm2 lint format bench \
+.PHONY: help demo test test-slow test-extended test-all smollm2 lint format bench \
   bench-quick docs clean
 
 help:
@@ -68,16 +68,16 @@ demo: $(VENV)/installed-run
 
 test: $(VENV)/installed-test
 	@echo "Running the quick tests."
-	@$(BIN)/python -m pytest -m "not slow and not pods" $(PARALLEL) $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not extended" $(PARALLEL) $(ARGS)
 
 test-slow: $(VENV)/installed-test
 	@echo "Running the slow end-to-end tests."
 	@$(BIN)/python -m pytest -m slow $(PARALLEL) $(ARGS)
 
 # Not part of test-all: they want cores of their own.
-test-pods: $(VENV)/installed-test
-	@echo "Running the tests of several processes."
-	@$(BIN)/python -m pytest -m pods $(ARGS)
+test-extended: $(VENV)/installed-test
+	@echo "Running the longest tests."
+	@$(BIN)/python -m pytest -m extended $(ARGS)
 
 test-all: test test-slow
 

@@ -274,7 +274,7 @@ def test_two_processes_make_the_same_steps_as_one(root, tmp_path):
   assert "resumed from step 3" in log and "step 4/4" in log
 
 
-@pytest.mark.pods
+@pytest.mark.extended
 @pytest.mark.parametrize("processes, devices", [(2, 4), (4, 2)])
 def test_layouts_agree(root, tmp_path, processes, devices):
   start, many = str(tmp_path / "start"), str(tmp_path / "many")
@@ -289,7 +289,7 @@ def test_layouts_agree(root, tmp_path, processes, devices):
     assert [x[key] for x in a] == [x[key] for x in b], key
 
 
-@pytest.mark.pods
+@pytest.mark.extended
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_eight_devices_go_on_as_fewer(root, tmp_path, devices):
   workdir = str(tmp_path / "run")
@@ -308,7 +308,7 @@ def _until(path, text, seconds=240):
   raise AssertionError(f"{text!r} did not appear: {open(path).read()[-2000:]}")
 
 
-@pytest.mark.pods
+@pytest.mark.extended
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_process_ends_the_job(root, tmp_path, number):
   workdir = str(tmp_path / "run")
@@ -332,7 +332,7 @@ def test_a_lost_process_ends_the_job(root, tmp_path, number):
   assert f"resumed from step {steps}" in log
 
 
-@pytest.mark.pods
+@pytest.mark.extended
 def test_a_signal_to_one_process_stops_all_after_the_same_step(root, tmp_path):
   workdir = str(tmp_path / "run")
   running = _start(root, workdir, 2, 2, "--config.total_steps=100000")
