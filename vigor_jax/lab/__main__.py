@@ -3,8 +3,8 @@ r"""The allocation laboratory's commands.
 python -m vigor_jax.lab --from_run=DIR
     what every rule would have bought in a run, and which one to take
 python -m vigor_jax.lab --write=docs [--workdir=runs/lab] [--jobs=2]
-    measures the grid (about an hour on two free cores, the same command
-    continues) and fills docs/allocation.md and its figures
+    measures the grid (some ten minutes on two free cores; the same
+        command continues) and fills docs/allocation.md and its figures
 python -m vigor_jax.lab --stream=sparse_signal
     the rules of the headline on one stream, a table on the console
 """
