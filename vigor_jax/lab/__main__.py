@@ -4,7 +4,7 @@ python -m vigor_jax.lab --from_run=DIR
     what every rule would have bought in a run, and which one to take
 python -m vigor_jax.lab --write=docs [--workdir=runs/lab] [--jobs=2]
     measures the grid (some ten minutes on two free cores; the same
-        command continues) and fills docs/allocation.md and its figures
+    command continues) and fills docs/allocation.md and its figures
 python -m vigor_jax.lab --stream=sparse_signal
     the rules of the headline on one stream, a table on the console
 """
