@@ -244,6 +244,14 @@ def test_rules_that_open_more_prompts_are_simulated():
   assert run.allocator.state_dict() == other.allocator.state_dict()
 
 
+@pytest.mark.parametrize("name", allocation.REGISTRY)
+def test_every_rule_has_a_prediction(name):
+  run = Run(name, fresh=2, few=40)
+  line, _ = run.measured()
+  assert 0 < line[KEY + "predicted"] < 0.25
+  assert name == "vigor" or line[KEY + "pareto"] is None
+
+
 def test_graded_rewards_have_no_prediction():
   run = Run("vigor", graded=True, fresh=4)
   line, _ = run.measured()

@@ -1,5 +1,6 @@
 """The supervised warm start: what names it, what it trains on, its cache."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -98,6 +99,13 @@ def test_a_batch_is_the_tasks_solutions():
   assert not np.array_equal(packed.tokens, other.tokens)
   assert packed.tokens.shape == other.tokens.shape
   assert packing.useful_share(packed) > 0.5
+
+
+def test_a_task_without_solutions_is_refused():
+  made = warm_start.config_of(config())
+  task = dataclasses.replace(experiment.make_task(made), warm_start=None)
+  with pytest.raises(ValueError, match="has no completions .* warm start"):
+    warm_start.packed_batch(made, task, 0)
 
 
 # Training it.

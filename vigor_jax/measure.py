@@ -138,10 +138,8 @@ class VarianceMeter:
         prompts_per_step=config.prompts_per_step,
         budget=config.rollout_budget, seed=config.seed,
         train_on=config.allocation.train_on)
-    kwargs = {}
-    if not isinstance(fresh, prediction.halving.Halving):
-      kwargs = dict(steps=_SIMULATED_STEPS, warmup=3)
-    expected = prediction.predict(fresh, people, **kwargs)
+    expected = prediction.predict(fresh, people, steps=_SIMULATED_STEPS,
+                                  warmup=3)
     key = "allocation/variance_per_rollout_"
     out = {key + "predicted": expected.variance_per_rollout}
     if name == "vigor" and people.variance.max() > 0:

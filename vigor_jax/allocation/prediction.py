@@ -253,6 +253,7 @@ def predict(
 
   Streaming rules are taken with a barrier after every request.
   """
-  if isinstance(allocator, halving.Halving) and population.is_binary:
+  in_rounds = isinstance(allocator, halving.Halving) and not allocator.streaming
+  if in_rounds and population.is_binary:
     return enumerate_halving(allocator, population)
   return simulate(allocator, population, **simulation)
