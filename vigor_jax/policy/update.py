@@ -346,7 +346,7 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
         lambda c: c[0] < num_micro, body, carry)
     with jax.named_scope("optimizer"):
       grads = jax.tree.map(lambda g: g / denominator, grads)
-      norm = optax.global_norm(grads)
+      norm = optax.tree.norm(grads)
       updates, opt_state = tx.update(grads, state.opt_state, state.params)
       params = jax.tree.map(
           lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
