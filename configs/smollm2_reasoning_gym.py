@@ -8,10 +8,12 @@ r"""SmolLM2-135M on one-digit sums of reasoning_gym: a real model on two cores.
 One run: python -m vigor_jax.train --workdir=runs/smollm2_vigor
 --config=configs/smollm2_reasoning_gym.py:vigor (or uniform, eb_widening).
 
-Expected: the untrained model is right in about one of nine completions, with
-two or three of eight prompts mixed. How far 40 steps raise that is not known
-yet. Time: a step of half this budget took 19 CPU seconds on two busy cores, so
-that 40 steps of both rules should take well under 90 minutes on two free ones.
+Expected: ten steps of vigor, seed 0, took the training reward from .16 to .76
+and held-out accuracy from .04 to .64 (40 prompts, 4 samples each); uniform at
+twice this learning rate took it to .60 in five. What 40 steps reach, and which
+rule is ahead there, is not known yet. Time: 23 seconds a step for vigor, 15 for
+uniform on two cores in use by others, so about 35 minutes for 40 steps of both
+with their evaluations.
 """
 
 import importlib.util
@@ -56,7 +58,7 @@ def get_config(allocator="vigor"):
   config.policy.row_length = 128
   config.policy.rows_per_microbatch = 2
   config.optimizer.name = "adamw"
-  config.optimizer.learning_rate = 2e-5
+  config.optimizer.learning_rate = 1e-5
   config.optimizer.warmup_steps = 2
   config.optimizer.b2 = 0.99
 
@@ -66,7 +68,7 @@ def get_config(allocator="vigor"):
   config.sampling.prefill_batch = 16
   config.sampling.max_new_tokens = 12
 
-  config.evaluation.every_steps = 10
+  config.evaluation.every_steps = 5
   config.evaluation.num_prompts = 40
   config.evaluation.samples_per_prompt = 4
   config.evaluation.temperature = 1.0
