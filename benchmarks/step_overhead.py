@@ -216,52 +216,30 @@ class Real:
   """The training step of vigor_jax.train, its record included."""
 
   def __init__(self, config, params, folder):
-    from vigor_jax import experiment, measure, record, rollouts
-    from vigor_jax.policy import build
+    from vigor_jax import experiment, record, step
 
     self.parts = experiment.build(config)
     self.config = config
     self.params = params if params is not None else self.parts.fresh_params(0)
-    self.collector = rollouts.Collector(self.parts)
-    self.estimator = build.estimator_of(config)
-    self.meter = measure.VarianceMeter(self.parts)
+    self.train = step.TrainingStep(self.parts)
     self.state = self.parts.updater.init(copy(self.params))
     self.record = record.Record(config, folder, quiet=True, total_steps=10**6)
     self.parts.sampler.warm_up(self.state.params)
 
   def step(self, number, scorer=None):
     """(tokens, line of metrics.jsonl) of one training step."""
-    from vigor_jax import compilation, distributed, measure
-    from vigor_jax.policy import batch as batch_lib
-    from vigor_jax.policy import update as update_lib
+    from vigor_jax import compilation, measure
 
-    parts, record, begun = self.parts, self.record, time.perf_counter()
+    record, begun = self.record, time.perf_counter()
     timer = measure.PhaseTimer()
-    rollouts = self.collector.collect(self.state.params, number, timer)
-    groups, buffer = rollouts.groups, rollouts.buffer
+    rollouts = self.train.collect(self.state.params, number, timer)
     self.generation = time.process_time()
-    with timer("allocate"):
-      batch = batch_lib.make_batch(
-        buffer, groups, parts.allocator, rollouts.prompts.tokens,
-        self.estimator, seed=self.config.seed, step=number,
-      )  # fmt: skip
-    distributed.cluster().agree(f"step {number}", rollouts.decisions())
-    with timer("update"):
-      self.state, updated = update_lib.run_updates(
-        parts.updater, self.state, batch, self.config, number, None
-      )
-    with timer("allocate"):
-      parts.stream.advance(groups.consumed)
-      parts.allocator.end(groups)
-      self.meter.add(groups)
-    tokens = int(buffer.lengths[: buffer.size].sum())
-    record.counters.add(buffer.size, tokens)
+    self.state, done = self.train.learn(self.state, rollouts, number, timer)
+    tokens = rollouts.tokens
+    record.counters.add(rollouts.buffer.size, tokens)
     line = {
       **record.counters.values(),
-      **rollouts.metrics(),
-      "policy/active_rollouts": batch.active,
-      "policy/useful_share": batch.useful_share,
-      **{f"policy/{k}": float(v) for k, v in updated.items()},
+      **done.metrics(),
       "compiles": compilation.count(),
       **timer.metrics(time.perf_counter() - begun),
     }

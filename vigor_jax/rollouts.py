@@ -24,9 +24,12 @@ class _Window:
     self._stream = stream
     self.num_examples = stream.num_examples
     self.prompts = None
+    self.timer = None
 
   def peek(self, k: int):
-    self.prompts = self._stream.peek(k)
+    # Drawing and tokenising prompts is work on data, not allocation.
+    with self.timer("prefill"):
+      self.prompts = self._stream.peek(k)
     return self.prompts
 
 
@@ -51,6 +54,11 @@ class StepRollouts:
   decode_steps: int
   wait: float
   shaped: bool = False
+
+  @property
+  def tokens(self) -> int:
+    """Generated tokens, stop tokens included."""
+    return int(self.buffer.lengths[: self.buffer.size].sum())
 
   def metrics(self) -> dict[str, Any]:
     """The step's reward/, groups/, rollouts/, allocation/ and slots/ keys."""
@@ -151,6 +159,7 @@ class Collector:
     parts = self._parts
     sampler, allocator = parts.sampler, parts.allocator
     sampler.begin(step)
+    self._window.timer = timer
     with timer("allocate"):
       groups = allocator.begin(self._window, step)
       buffer = allocation.RolloutBuffer(

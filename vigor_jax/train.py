@@ -133,20 +133,14 @@ def _stop_if_asked(record, signals, step: int, save) -> None:
 
 def _reinforce(parts, record, signals) -> dict[str, Any]:
   from vigor_jax import compilation
-  from vigor_jax import distributed
   from vigor_jax import evaluate
   from vigor_jax import measure
   from vigor_jax import profiling
-  from vigor_jax import rollouts as rollouts_lib
-  from vigor_jax.policy import batch as batch_lib
-  from vigor_jax.policy import build as build_lib
-  from vigor_jax.policy import update as update_lib
+  from vigor_jax import step as step_lib
 
-  team = distributed.cluster()
   config, sampler, stream = parts.config, parts.sampler, parts.stream
   allocator, updater, counters = (parts.allocator, parts.updater,
                                   record.counters)
-  estimator = build_lib.estimator_of(config)
   every = config.evaluation.every_steps
   state, host = _start(parts, record, updater)
   if host is not None:
@@ -157,17 +151,16 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
     # The policy at step 0, the same after every restart.
     reference = initial_params(parts, record.name, record.say)
   evaluator = evaluate.Evaluator(parts)
-  collector = rollouts_lib.Collector(parts)
-  meter = measure.VarianceMeter(parts)
+  run_step = step_lib.TrainingStep(parts)
   traces = profiling.StepTraces(
       record.workdir, config.profile_steps if record.primary else ())
   if host is not None:
-    meter.load_state_dict(host["meter"])
+    run_step.meter.load_state_dict(host["meter"])
 
   def save(step: int) -> None:
     record.save(step, state.params, state.opt_state, dict(
         stage="rl", allocator=allocator.state_dict(),
-        stream=stream.state_dict(), meter=meter.state_dict()))
+        stream=stream.state_dict(), meter=run_step.meter.state_dict()))
 
   def assess(step: int, trained: list = ()) -> None:
     with counters.paused():
@@ -184,44 +177,27 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
   for step in range(first, total):
     begun = time.perf_counter()
     timer = measure.PhaseTimer()
-
+    evaluating = every and (step + 1) % every == 0
+    extra = {}
     with traces.step(step + 1):
-      # Rollouts: rounds of requests, prefills, decoding, verdicts.
-      step_rollouts = collector.collect(state.params, step, timer)
-      groups, buffer = step_rollouts.groups, step_rollouts.buffer
-
-      # Advantages by prompt id, and the update.
-      with timer("update"):
-        batch = batch_lib.make_batch(
-            buffer, groups, allocator, step_rollouts.prompts.tokens, estimator,
-            seed=config.seed, step=step)
-      evaluating = every and (step + 1) % every == 0
-      extra = {}
+      # Rounds of requests, prefills, decoding, verdicts.
+      rollouts = run_step.collect(state.params, step, timer)
       if evaluating and config.evaluation.fresh_rollouts:
         with counters.paused(), timer.excluded():
-          extra = meter.measure(state.params, step, step_rollouts)
-      team.agree(f"step {step + 1}", step_rollouts.decisions())
-      with timer("update"):
-        state, updated = update_lib.run_updates(
-            updater, state, batch, config, step, reference)
+          extra = run_step.meter.measure(state.params, step, rollouts)
+      # Advantages by prompt id, and the update.
+      state, done = run_step.learn(state, rollouts, step, timer, reference)
 
     # The record.
-    with timer("allocate"):
-      stream.advance(groups.consumed)
-      allocator.end(groups)
-      meter.add(groups)
-    counters.add(buffer.size, int(buffer.lengths[: buffer.size].sum()))
+    counters.add(rollouts.buffer.size, rollouts.tokens)
     line = {
-        **counters.values(), **step_rollouts.metrics(), **extra,
-        "policy/active_rollouts": batch.active,
-        "policy/useful_share": batch.useful_share,
-        **{f"policy/{k}": float(v) for k, v in updated.items()},
+        **counters.values(), **done.metrics(), **extra,
         "compiles": compilation.count(),
         **timer.metrics(time.perf_counter() - begun),
     }
     record.train_line(step + 1, line)
-    record.group_line(step + 1, step_rollouts.group_record())
-    for message in groups.messages:
+    record.group_line(step + 1, rollouts.group_record())
+    for message in rollouts.groups.messages:
       record.say(f"warning: {message}")
     if step - first == WARM_UP_STEPS - 1:
       compiled = compilation.count()
@@ -233,8 +209,8 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
           "kept")
 
     if evaluating or (step + 1 == total and every):
-      assess(step + 1, step_rollouts.samples(
-          parts.task, batch, config.evaluation.num_samples_logged))
+      assess(step + 1, rollouts.samples(
+          parts.task, done.batch, config.evaluation.num_samples_logged))
       if compiled is not None:
         compiled = compilation.count()
     if (step + 1) % config.checkpoint.every_steps == 0 or step + 1 == total:

@@ -129,8 +129,9 @@ class Groups:
     if ids.min() < 0 or ids.max() >= len(self):
       bad = ids[(ids < 0) | (ids >= len(self))][0]
       raise ValueError(f"group {bad} does not exist: there are {len(self)}")
-    bad = ~((rewards >= 0) & (rewards <= 1))  # also true for NaN
-    if bad.any():
+    # Written so that NaN fails.
+    if not (rewards.min() >= 0 and rewards.max() <= 1):
+      bad = ~((rewards >= 0) & (rewards <= 1))
       i = int(np.flatnonzero(bad)[0])
       raise ValueError(
         f"reward {rewards[i]} of group {ids[i]} (stream position"

@@ -73,11 +73,14 @@ class RolloutBuffer:
       )
     self.groups.add(group, rewards)
     new = slice(self.size, self.size + count)
-    live = np.arange(width)[None] < lengths[:, None]
+    columns = min(width, rows.tokens.shape[1])
+    live = np.arange(columns) < lengths[:, None]
     for name in ("tokens", "logprobs", "processed_logprobs"):
-      source = np.asarray(getattr(rows, name))[:, :width]
-      target = getattr(self, name)[new, : source.shape[1]]
-      target[...] = np.where(live[:, : source.shape[1]], source, 0)
+      np.copyto(
+        getattr(self, name)[new, :columns],
+        getattr(rows, name)[:, :columns],
+        where=live,
+      )
     self.lengths[new] = lengths
     self.group[new] = group
     self.sample[new] = sample

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -35,6 +36,8 @@ PSEUDO_COUNT = 0.5  # per grid point, keeps the prior off zero
 # Successes enter the history in sixteenths: binary counts are exact, graded
 # ones stay few enough to be pooled.
 HISTORY_QUANTUM = 1 / 16
+# Likelihoods of whole counts up to this many rollouts are looked up.
+TABULATED = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +105,8 @@ class Prior:
     self.history = history
     self.weights = np.full(len(GRID), 1 / len(GRID))
     self.recent: list[np.ndarray] = []
+    # Likelihoods of `recent`, so that a round computes its own ones only.
+    self._likelihoods: list[np.ndarray] = []
 
   def posterior(self, n, k) -> np.ndarray:
     """Posterior over GRID for counts n, k [m]: float64 [m, 19]."""
@@ -110,17 +115,25 @@ class Prior:
 
   def fit(self, n, k, iterations: int) -> None:
     """EM on the recent steps and the current counts n, k [m]."""
-    rows = pool_counts(self.recent + [tally(n, k)])
-    like = likelihood(rows[:, 0], rows[:, 1])
+    like = np.concatenate([*self._likelihoods, likelihood(n, k)])
+    number = np.ones(len(like))
+    past = len(like) - len(n)
+    if past:
+      number[:past] = np.concatenate([rows[:, 2] for rows in self.recent])
+    weights = self.weights
     for _ in range(iterations):
-      share = rows[:, 2] / (like @ self.weights)
-      weights = self.weights * (share @ like) + PSEUDO_COUNT
-      self.weights = weights / weights.sum()
+      # A factor in the weights cancels, so they are normalised at the end.
+      share = number / (like @ weights)
+      weights = weights * (share @ like) + PSEUDO_COUNT
+    self.weights = weights / weights.sum()
 
   def remember(self, n, k) -> None:
     """Appends a finished step's counts; forgets those beyond `history`."""
-    self.recent.append(tally(n, k))
-    self.recent = self.recent[max(len(self.recent) - self.history, 0) :]
+    rows = tally(n, k)
+    self.recent.append(rows)
+    self._likelihoods.append(likelihood(rows[:, 0], rows[:, 1]))
+    forgotten = max(len(self.recent) - self.history, 0)
+    del self.recent[:forgotten], self._likelihoods[:forgotten]
 
   def state_dict(self) -> dict:
     return {
@@ -133,30 +146,40 @@ class Prior:
     self.recent = [
       np.asarray(rows, np.float64).reshape(-1, 3) for rows in state["recent"]
     ]
+    self._likelihoods = [likelihood(r[:, 0], r[:, 1]) for r in self.recent]
 
 
 def likelihood(n, k) -> np.ndarray:
   """p^k (1 - p)^(n - k) over GRID, each row scaled to a maximum of 1."""
   n, k = np.asarray(n, np.float64), np.asarray(k, np.float64)
+  whole = k.astype(np.int64)
+  if n.size and n.max() <= TABULATED and (whole == k).all():
+    return _table()[n.astype(np.int64), whole]
+  return _likelihood(n, k)
+
+
+def _likelihood(n, k) -> np.ndarray:
   logs = k[:, None] * np.log(GRID) + (n - k)[:, None] * np.log1p(-GRID)
   return np.exp(logs - logs.max(1, keepdims=True))
+
+
+@functools.cache
+def _table() -> np.ndarray:
+  """`_likelihood` of all counts up to TABULATED: [n, k, 19]."""
+  size = TABULATED + 1
+  n, k = np.divmod(np.arange(size * size), size)
+  return _likelihood(np.maximum(n, k), k).reshape(size, size, len(GRID))
 
 
 def tally(n, k) -> np.ndarray:
   """Distinct (n, k) with their number: float64 [rows, 3]."""
   n = np.asarray(n, np.float64)
-  return pool_counts([np.stack([n, k, np.ones(len(n))], axis=1)])
-
-
-def pool_counts(tallies: list[np.ndarray]) -> np.ndarray:
-  """Adds up tallies by (n, k): float64 [rows, 3]."""
-  rows = np.concatenate(tallies)
   base_k = 2.0**20  # above any k in sixteenths
-  codes = rows[:, 0] * base_k + np.rint(rows[:, 1] / HISTORY_QUANTUM)
-  codes, index = np.unique(codes, return_inverse=True)
-  number = np.bincount(index, rows[:, 2], len(codes))
+  codes, number = np.unique(
+    n * base_k + np.rint(np.asarray(k) / HISTORY_QUANTUM), return_counts=True
+  )
   k = codes % base_k * HISTORY_QUANTUM
-  return np.stack([codes // base_k, k, number], axis=1)
+  return np.column_stack([codes // base_k, k, number])
 
 
 def greedy(
@@ -295,10 +318,11 @@ class EbWidening(base.Allocator):
       D are 0 behind the first `opened` groups.
     """
     post = self.prior.posterior(groups.n[:opened], groups.reward_sum[:opened])
-    pad = (0, len(groups) - opened)
+    value, slope = np.zeros((2, len(groups)))
+    value[:opened], slope[:opened] = post @ self.value, post @ self.slope
     return (
-      np.pad(post @ self.value, pad),
-      np.pad(post @ self.slope, pad),
+      value,
+      slope,
       float(self.prior.weights @ self.value),
       float(self.prior.weights @ self.slope),
     )

@@ -183,6 +183,14 @@ class Rows:
                   for f in dataclasses.fields(self)])
 
 
+@functools.lru_cache(maxsize=64)
+def _settings_words(values: tuple) -> np.ndarray:
+  """int32 words of one queue entry's limit, temperature, ..., min_p."""
+  dtypes = state_lib.QUEUE_DTYPES[-len(values):]
+  return np.array([np.asarray(value).astype(dtype).view(np.int32)
+                   for value, dtype in zip(values, dtypes)])
+
+
 @functools.lru_cache(maxsize=None)
 def _programs(graph, sizes, chunk: int, shapes, rows: int, placement):
   """Jitted programs, shared by every sampler of the same model."""
@@ -361,15 +369,22 @@ class Sampler:
                        f"holds {self.settings.queue} (rollout_budget)")
     longest = self.settings.max_new_tokens
     limit = longest if max_new_tokens is None else max_new_tokens
-    if np.size(limit) and not (1 <= np.min(limit) <= np.max(limit) <= longest):
+    if max_new_tokens is not None and np.size(limit) and not (
+        1 <= np.min(limit) <= np.max(limit) <= longest):
       raise ValueError(f"max_new_tokens must be in [1, {longest}], got "
                        f"{np.min(limit)} to {np.max(limit)}")
     # A new array each time: a dispatched program may still read the old one.
     queue = self._queue.copy()
-    values = state_lib.Queue(prefix, position, sample, limit, temperature,
-                              top_k, top_p, min_p)
-    for row, value, dtype in zip(queue, values, state_lib.QUEUE_DTYPES):
-      row[self._tail: end] = np.asarray(value).astype(dtype).view(np.int32)
+    new = queue[:, self._tail: end]
+    where = (prefix, position, sample)
+    new[: len(where)] = where  # Keeps the low 32 bits.
+    same = (limit, temperature, top_k, top_p, min_p)
+    if all(isinstance(value, (int, float)) for value in same):
+      new[len(where):] = _settings_words(same)[:, None]
+    else:
+      for row, value, dtype in zip(new[len(where):], same,
+                                   state_lib.QUEUE_DTYPES[len(where):]):
+        row[:] = np.asarray(value).astype(dtype).view(np.int32)
     self._queue, self._tail = queue, end
 
   def decode(self, params, ask: Callable[[int, int | None], None] | None = None
