@@ -15,6 +15,7 @@ from vigor_jax.allocation import base
 from vigor_jax.config import ConfigError, default_config
 from vigor_jax.policy import batch as batch_lib
 from vigor_jax.policy import build
+from vigor_jax.sampling import settings as settings_lib
 
 BUDGET = tiny_runs.BUDGET
 # Rules that may leave rollouts of the budget undrawn.
@@ -256,6 +257,23 @@ def test_time_by_phase_adds_up(undisturbed):
     # Evaluations and checkpoints between steps are not in the step's phases.
     assert line["seconds"] - before > 0.5 * phases
     before = line["seconds"]
+
+
+def test_slots_are_chosen_once(tmp_path, capsys, monkeypatch):
+  options = dict(sampling__slots=0, total_steps=1, evaluation__every_steps=0)
+  train_lib.train(tiny_runs.config("uniform", **options), str(tmp_path))
+  said = capsys.readouterr().out
+  assert f": {BUDGET} slots" in said and said.index("cache ") < said.index("step")
+  stored = json.loads((tmp_path / "config.json").read_text())
+  assert stored["sampling"]["slots"] == BUDGET
+  # On a machine with less memory the run keeps its shapes.
+  monkeypatch.setattr(settings_lib, "device_memory", lambda devices: 0)
+  options["total_steps"] = 2
+  train_lib.train(tiny_runs.config("uniform", **options), str(tmp_path))
+  said = capsys.readouterr().out
+  assert f": {BUDGET} slots" in said and "resumed from step 1" in said
+  with pytest.raises(ValueError, match="sampling.slots"):
+    run(tiny_runs.config("uniform", **options), tmp_path / "new")
 
 
 # Another configuration in the same folder.

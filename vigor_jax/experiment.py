@@ -26,6 +26,7 @@ from vigor_jax.policy import transformer
 from vigor_jax.policy import update as update_lib
 from vigor_jax.policy import weights
 from vigor_jax.sampling import sampler as sampler_lib
+from vigor_jax.sampling import settings as settings_lib
 
 # Completions on which a reward is tried before anything compiles.
 _PROBE_PROMPTS = 4
@@ -53,7 +54,7 @@ class Experiment:
   """The parts of a run; a context that ends the rewards' processes.
 
   Attributes:
-    config: validated configuration.
+    config: validated configuration, its slots chosen.
     task: prompts, vocabulary, evaluation set.
     scorer: verdicts.
     held_out: what is evaluated on, one part or a suite of them.
@@ -225,6 +226,12 @@ def build(config, *, training: bool = True) -> Experiment:
       prompts_per_step=config.prompts_per_step, budget=config.rollout_budget,
       seed=config.seed, train_on=config.allocation.train_on)
   sizes = build_lib.sizes_of(config, task.vocabulary.vocab_size)
+  if not config.sampling.slots:
+    total = settings_lib.device_memory(jax.local_devices())
+    # Of the host that has the least: all must run the same programs.
+    total = -distributed.cluster().largest("memory of a device", -total)
+    config = build_lib.with_slots(config, sizes, allocator, total,
+                                  training=training, placement=placement)
   graph, _ = transformer.abstract(sizes)
   sampler = sampler_lib.Sampler(
       graph, sizes,

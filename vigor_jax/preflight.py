@@ -75,6 +75,10 @@ def _reports(args, name: str) -> list:
   topology = chips.topology(name)
   config = args.config
   vocab = programs.vocabulary_of(config)
+  if not config.sampling.slots:
+    config = programs.with_slots(config, topology, vocab)
+    print(f"slots chosen: --config.sampling.slots={config.sampling.slots}",
+          flush=True)
   if args.flags.tune:
     config = _tuned(config, topology, vocab, args.flags.completion_share)
   chosen = {"default": [("compiler defaults", None)],

@@ -71,6 +71,15 @@ class Signals:
     os.write(2, b"\nstopping after this step (Ctrl-C again: at once)\n")
 
 
+def as_begun(config, workdir: str):
+  """The configuration with what the workdir's run, if any, chose itself."""
+  path = os.path.join(workdir, CONFIG_FILE)
+  if not os.path.exists(path):
+    return config
+  with open(path) as file:
+    return loading.as_begun(loading.from_json(file.read(), path), config)
+
+
 def check_config(config, workdir: str) -> list[str]:
   """Compares a used workdir's configuration with the new one.
 

@@ -58,9 +58,13 @@ def train(config, workdir: str, *, quiet: bool = False, progress=None,
   def look():
     workdirs.Mirror(workdir).fetch()
     return (record_lib.check_config(config, folder),
-            record_lib.read_summary(folder))
+            record_lib.read_summary(folder),
+            record_lib.as_begun(config, folder).sampling.slots)
 
-  changes, summary = team.from_first("what the workdir holds", look)
+  changes, summary, slots = team.from_first("what the workdir holds", look)
+  config = config.copy_and_resolve_references()
+  config.sampling.slots = slots
+  config.lock()
   quiet = quiet or not team.primary
   for line in changes:
     if not quiet:
@@ -76,11 +80,15 @@ def train(config, workdir: str, *, quiet: bool = False, progress=None,
   host_memory.keep()
   from vigor_jax import compilation
   from vigor_jax import experiment
+  from vigor_jax.sampling import settings as settings_lib
   compilation.keep_programs(os.path.join(
       os.path.dirname(os.path.abspath(folder)), ".programs"))
   parts = experiment.build(config)
-  record = record_lib.Record(config, workdir, quiet=quiet, progress=progress,
-                             total_steps=total, command=command)
+  record = record_lib.Record(parts.config, workdir, quiet=quiet,
+                             progress=progress, total_steps=total,
+                             command=command)
+  record.say(settings_lib.memory_line(parts.sampler.settings, parts.sizes,
+                                      parts.placement))
   loop = _supervised if config.stage == "sft" else _reinforce
   try:
     with parts, record_lib.Signals() as signals:

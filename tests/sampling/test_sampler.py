@@ -1,10 +1,8 @@
 """The sampler as its callers see it: requests in, rows out."""
 
-import jax
 import numpy as np
 import pytest
 from sampling_helpers import (
-  SIZES,
   draw,
   gather,
   make,
@@ -12,12 +10,10 @@ from sampling_helpers import (
   prompts,
   rollouts,
   same,
-  settings,
 )
 
 from vigor_jax import compilation
 from vigor_jax.policy import transformer
-from vigor_jax.sampling import sampler as sampler_lib
 
 
 @pytest.fixture(scope="module")
@@ -300,27 +296,3 @@ def test_raw_log_probs_do_not_know_the_truncation(policy):
     assert (row["processed"] >= row["logprobs"] - 1e-6).all()
     differ += (row["processed"] > row["logprobs"] + 0.05).sum()
   assert differ > 20
-
-
-def test_cache_memory_is_what_the_arrays_hold(policy):
-  # 4 slots x 9 columns, 8 prompts x 8; the chunk's view 4 x (8 + 9 + 3): two
-  # layers of keys and values, 2 heads of 8 floats.
-  sampler = make(policy[0])
-  held = sampler.settings.cache_bytes(SIZES)
-  per = 2 * 2 * 2 * 8 * 4
-  assert held == dict(slots=36 * per, prefixes=64 * per, chunk=80 * per)
-  arrays = jax.tree.leaves((sampler._state.kv, sampler._prefixes.kv))
-  assert held["slots"] + held["prefixes"] == sum(a.nbytes for a in arrays)
-  line = sampler_lib.memory_line(sampler.settings, SIZES)
-  assert "4 slots" in line and "8 prompts" in line
-
-
-def test_slots_are_chosen_from_memory():
-  per = 2 * 2 * 2 * 8 * 4
-  # 64 prompt columns, and 29 columns a slot: 8 slots of 32 rollouts fit.
-  eight = (64 + 8 * 29) * per
-  for memory, slots in [(eight, 8), (eight - 1, 4), (10**9, 32)]:
-    chosen = sampler_lib.with_slots(settings(), SIZES, memory)
-    assert chosen == settings(slots=slots)
-  with pytest.raises(ValueError, match="sampling.slots: one slot"):
-    sampler_lib.with_slots(settings(), SIZES, 93 * per - 1)

@@ -113,6 +113,26 @@ def vocabulary_of(config) -> int:
   return experiment.make_task(config).vocabulary.vocab_size
 
 
+def with_slots(config, topology, vocab: int):
+  """The configuration with slots chosen for a topology, where they are open.
+
+  Args:
+    config: a configuration; not changed.
+    topology: a chips.Topology.
+    vocab: see `vocabulary_of`.
+
+  Raises:
+    ConfigError: the mesh does not fit the devices.
+    ValueError: not even the fewest slots fit.
+  """
+  shape = checks.mesh_shape(config, len(topology.devices))
+  return build_lib.with_slots(
+      config, build_lib.sizes_of(config, vocab), _allocator(config),
+      int(topology.chip.hbm),
+      placement=sharding.Placement(
+          sharding.make_mesh(shape, topology.devices)))
+
+
 class Plan:
   """Programs and resident arrays of a configuration on some devices.
 

@@ -133,7 +133,12 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
   )
 
   config.sampling = config_dict.create(
-    slots=64,  # Rows decoded at once.
+    # Rows decoded at once. 0: as many as the memory holds when the run
+    # begins, halved from rollout_budget down; the run keeps that number.
+    slots=64,
+    # GiB of each device for keys and values, where slots is 0; 0: half of
+    # what weights, gradients and moments leave of the device's memory.
+    memory=0.0,
     chunk=8,  # Decode steps between two refills of free slots.
     # Chunks before the host looks. 0: all of a round, or one where the reward
     # is judged by other processes, which then overlaps with decoding.

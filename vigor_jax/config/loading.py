@@ -262,13 +262,27 @@ def diff(old, new) -> list[Difference]:
   ]
 
 
+def as_begun(old, new):
+  """Returns the new configuration with what the run chose for itself.
+
+  Args:
+    old: the run's resolved configuration.
+    new: the one to continue with; not changed.
+  """
+  if new.sampling.slots or not old.sampling.slots:
+    return new
+  new = new.copy_and_resolve_references()
+  new.sampling.slots = old.sampling.slots
+  return new.lock()
+
+
 def check_resume(old, new, workdir: str = "workdir") -> list[Difference]:
   """Returns what changes when a run goes on, all of it allowed to change.
 
   Raises:
     ConfigError: another field differs from the run in this workdir.
   """
-  differences = diff(old, new)
+  differences = diff(old, as_begun(old, new))
   refused = [d for d in differences if not d.may_change]
   if refused:
     raise ConfigError(

@@ -6,10 +6,11 @@ from vigor_jax.config.defaults import default_config
 from vigor_jax.policy import batch as batch_lib
 from vigor_jax.policy import families
 from vigor_jax.policy import loss_table
+from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
 from vigor_jax.policy import update as update_lib
 from vigor_jax.policy import weights
-from vigor_jax.sampling import sampler as sampler_lib
+from vigor_jax.sampling import settings as settings_lib
 
 
 def sizes_of(config, vocab_size: int) -> transformer.Sizes:
@@ -59,23 +60,66 @@ def _check_agreement(model, values, family: str, sizes) -> None:
           f"has {found!r}; leave the field out to follow the checkpoint")
 
 
-def sampler_settings(config, max_prompts: int,
-                     cheap_reward: bool = True) -> sampler_lib.Settings:
+def sampler_settings(config, max_prompts: int, cheap_reward: bool = True,
+                     slots: int = 0) -> settings_lib.Settings:
   """Static shapes of the sampler for an allocator of `max_prompts`.
 
   A reward that is not cheap is judged by other processes while the device
   decodes, so rows must come back chunk by chunk unless the config says more.
+
+  Args:
+    config: a configuration.
+    max_prompts: prompts of a step.
+    cheap_reward: whether verdicts are made in this process.
+    slots: instead of the configuration's.
   """
   s = config.sampling
+  slots = slots or s.slots
   per_dispatch = s.chunks_per_dispatch or (0 if cheap_reward else 1)
-  prefixes = s.prefixes or max(max_prompts, s.slots)
-  return sampler_lib.Settings(
-      slots=s.slots, chunk=min(s.chunk, s.max_new_tokens),
+  prefixes = s.prefixes or max(max_prompts, slots)
+  return settings_lib.Settings(
+      slots=slots, chunk=min(s.chunk, s.max_new_tokens),
       chunks_per_dispatch=per_dispatch, ahead=s.ahead,
       max_new_tokens=s.max_new_tokens,
       prompt_buckets=tuple(s.prompt_buckets), prefill_batch=s.prefill_batch,
       prefixes=max(prefixes, max_prompts), queue=config.rollout_budget,
       cache_dtype=s.cache_dtype or config.model.dtype)
+
+
+def with_slots(config, sizes: transformer.Sizes, allocator, total: int, *,
+               training: bool = True,
+               placement: sharding.Placement | None = None):
+  """The configuration with its slots chosen, where it leaves them open (0).
+
+  Args:
+    config: a configuration; not changed.
+    sizes: of its model.
+    allocator: the rule that asks for rollouts. A streaming one learns from
+      rollouts that have ended, so it gets slots for a quarter of the budget.
+    total: bytes of each device. sampling.memory, if it is set, says instead
+      what the cache may take of them.
+    training: whether gradients and moments take memory, too.
+    placement: see `settings.largest_slots`.
+
+  Raises:
+    ValueError: not even the fewest slots fit.
+  """
+  if config.sampling.slots:
+    return config
+  memory = int(config.sampling.memory * 2**30)
+  if not memory:
+    copies = 1
+    if training:
+      copies += 1 if config.optimizer.name == "sgd" else 3
+    memory = settings_lib.memory_left(total, sizes, copies=copies,
+                                      placement=placement)
+  budget = config.rollout_budget
+  slots = settings_lib.largest_slots(
+      lambda n: sampler_settings(config, allocator.max_prompts, slots=n),
+      sizes, memory, budget // 4 if allocator.streaming else budget, placement)
+  config = config.copy_and_resolve_references()
+  config.sampling.slots = slots
+  return config.lock()
 
 
 def objective_of(config) -> update_lib.Objective:
