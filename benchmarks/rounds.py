@@ -2,7 +2,7 @@
 
   python benchmarks/rounds.py [--quick]
 
-One model of 0.8M parameters, heavy-tailed completion lengths (mean a quarter
+One model of 4.4M parameters, heavy-tailed completion lengths (mean a quarter
 of the longest; the same for a rollout whoever asks for it), verdicts drawn by
 pass rate, equal budget, slots = budget / 4 and budget / 8. Uniform, VIGOR and
 eb_widening with barriers, and their streaming forms, alternate in one
@@ -120,11 +120,12 @@ class Rule:
       while free > 0:
         request = allocator.grant(groups, free)
         if request is None or not request.total:
-          return
+          break
         enqueue(request)
         free -= request.total
         # Until the budget is granted, slots have no reason to be idle.
         last_full[:] = [sampler.useful_steps, sampler.decode_steps]
+      return groups.spent < self.budget
 
     if allocator.streaming:
       for rows in sampler.decode(self.params, ask=ask):
@@ -175,7 +176,7 @@ def main():
 
   start = time.perf_counter()
   longest, repeats = (64, 3) if args.quick else (256, args.repeats)
-  sizes = transformer.Sizes(4, 128, 4, 2, 32, 352, 64, tied=True)
+  sizes = transformer.Sizes(6, 256, 8, 4, 32, 704, 512, tied=True)
   graph, params = transformer.create(sizes, 0)
   budget = 8 * PROMPTS
   work = Work(budget, longest)

@@ -203,7 +203,7 @@ class Collector:
     pending = collections.deque()
     lag = self._parts.config.sampling.lag
 
-    def ask(free: int, chunk: int | None) -> None:
+    def ask(free: int, chunk: int | None) -> bool:
       while pending and (
           chunk is None or pending[0][0].end_chunk[0] + lag <= chunk):
         self._settle([pending.popleft()], groups, buffer, timer)
@@ -211,9 +211,10 @@ class Collector:
         with timer("allocate"):
           request = self._parts.allocator.grant(groups, free)
         if request is None or not request.total:
-          return
+          break
         self._enqueue(params, groups, request, timer)
         free -= request.total
+      return groups.spent < buffer.budget
 
     decoding = self._parts.sampler.decode(params, ask=ask)
     while True:

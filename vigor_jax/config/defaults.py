@@ -143,8 +143,8 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     # Chunks before the host looks. 0: all of a round, or one where the reward
     # is judged by other processes, which then overlaps with decoding.
     chunks_per_dispatch=0,
-    # Streaming rules: rollouts waiting beyond the slots (-1: a quarter of
-    # them), and chunks after which a verdict is seen.
+    # Streaming rules: rollouts waiting beyond the slots (-1: half of them, or
+    # all of a few), and chunks after which a verdict is seen.
     ahead=-1,
     lag=1,
     prefixes=0,  # Prompts whose caches are kept; 0: what the allocator needs.

@@ -218,10 +218,13 @@ def decode(weights: Weights, leaves, prefixes: Prefixes, state: State,
            shapes: tuple[Shape, ...], rows: int) -> tuple[State, Report]:
   """Runs up to `max_chunks` chunks, or until queue and slots are empty.
 
+  It also stops when `max_ended` rows have ended, and, while the queue may
+  still grow, when a slot is idle and some row has ended.
+
   Args:
     leaves: `weights.prepare(params)`.
     queue: int32 [8, Q], see `Queue`.
-    control: int32 [6], see `Control`.
+    control: int32 [8], see `Control`.
     stop_ids: int32 [N], any of them ends a row; pad with -1.
     chunk: decode steps between refills, C.
     shapes: compiled sizes of a chunk, the cheapest first; the last holds
@@ -230,7 +233,7 @@ def decode(weights: Weights, leaves, prefixes: Prefixes, state: State,
   """
   model, blocks = weights.model(leaves)
   queue = state_lib.unpack_queue(queue)
-  tail, max_chunks, reset, *address = Control(*control)
+  tail, max_chunks, max_ended, growing, reset, *address = Control(*control)
   step_key = random_lib.step_key(*address)
   slots = state_lib.unpack(state)
   slots = slots._replace(
@@ -289,8 +292,12 @@ def decode(weights: Weights, leaves, prefixes: Prefixes, state: State,
 
   def more(carry):
     n, slots, (_, _, count) = carry
-    return ((n < max_chunks) & (count + num_slots <= rows)
-            & (jnp.any(slots.active) | (slots.head < tail)))
+    waiting = slots.head < tail
+    idle = ~waiting & jnp.any(~slots.active)
+    return ((n < max_chunks) & (count < max_ended)
+            & (count + num_slots <= rows)
+            & (jnp.any(slots.active) | waiting)
+            & ~((growing > 0) & (count > 0) & idle))
 
   _, slots, (record, ends, count) = jax.lax.while_loop(
       more, run_chunk, (jnp.int32(0), slots, report))

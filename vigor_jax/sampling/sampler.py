@@ -270,26 +270,30 @@ class Sampler:
         row[:] = np.asarray(value).astype(dtype).view(np.int32)
     self._queue, self._tail = queue, end
 
-  def decode(self, params, ask: Callable[[int, int | None], None] | None = None
+  def decode(self, params, ask: Callable[[int, int | None], bool] | None = None
              ) -> Iterator[Rows]:
     """Decodes until every requested rollout has ended.
 
     With `ask`, one dispatch is in flight while the host reads the rows of the
     one before and decides; what it enqueues is decoded from the next
-    dispatch on. When it is asked depends on logical time alone.
+    dispatch on. A dispatch ends when half of the waiting places may have been
+    taken (`settings.ended_per_dispatch`), so the queue does not run dry
+    meanwhile. When it is asked depends on logical time alone.
 
     Args:
       params: policy parameters.
       ask: `ask(free, chunk)`; may call `request`. `free` is the number of
         rollouts that would keep every slot and the places in the queue
         (`settings.ahead`) busy; `chunk` the last one whose rows were handed
-        out, None when nothing is left to decode.
+        out, None when nothing is left to decode. It returns whether it may
+        ask for more later.
 
     Yields:
       Rows that ended since the last host read (never empty).
     """
     s = self.settings
-    limit = s.chunks_per_dispatch or (1 if ask else np.iinfo(np.int32).max)
+    most = np.iinfo(np.int32).max
+    limit, more = s.chunks_per_dispatch or most, False
     start = time.perf_counter()
     leaves = self._prepared(params)
     in_flight = None
@@ -298,12 +302,13 @@ class Sampler:
       return max(0, s.slots + (s.waiting if ask else 0) - self._running())
 
     if ask is not None:
-      ask(free(), None)
+      more = bool(ask(free(), None))
     while self._running() or in_flight is not None:
       start = time.perf_counter()
       report, in_flight = in_flight, None
       if self._running():
-        in_flight = self._dispatch(leaves, limit)
+        ended = s.ended_per_dispatch if more else most
+        in_flight = self._dispatch(leaves, limit, ended, more)
       if ask is None:
         report, in_flight = in_flight, None
       rows = self._collect(report) if report is not None else None
@@ -312,11 +317,12 @@ class Sampler:
         yield rows
       if ask is not None and report is not None:
         idle = not self._running()
-        ask(free(), None if idle else self.chunks - 1)
+        more = bool(ask(free(), None if idle else self.chunks - 1))
 
-  def _dispatch(self, leaves, limit: int) -> state_lib.Report:
-    control = state_lib.Control(self._tail, limit, self._reset,
-                                 *self._address)
+  def _dispatch(self, leaves, limit: int, ended: int = 0, more: bool = False
+                ) -> state_lib.Report:
+    control = state_lib.Control(self._tail, limit, ended, more, self._reset,
+                                *self._address)
     # Words of 32 bits: an address keeps its low ones.
     words = (np.array(control, np.int64) & 0xFFFFFFFF).astype(np.uint32)
     self._state, report = self._decode(

@@ -22,6 +22,8 @@ from vigor_jax.sampling import state as state_lib
 _REPORT_TOKENS = 2**19
 # Rings shorter than this are not worth a second cache length.
 _SHORT_RING = 32
+# So few slots would ask the host at almost every row that ends.
+_FEW_SLOTS = 16
 # Arrays of the logits' size that a decode step holds at once: logits, scaled,
 # probabilities, and those that truncation keeps.
 _LOGITS = 4
@@ -35,7 +37,7 @@ class Settings:
     slots: decode rows, S.
     chunk: decode steps between refills, C.
     chunks_per_dispatch: chunks before the host looks; 0 = as many as it
-      takes (streaming: 1).
+      takes (streaming: until half of the waiting places may be free).
     max_new_tokens: longest completion, stop token included, L.
     prompt_buckets: ascending padded prompt lengths.
     prefill_batch: prompts per prefill dispatch.
@@ -43,7 +45,8 @@ class Settings:
     queue: rollouts of a step at most, Q (the budget).
     cache_dtype: dtype of keys and values.
     ahead: streaming: rollouts waiting beyond the slots, so that a slot that
-      frees up never waits for the host; -1 = a quarter of the slots.
+      frees up never waits for the host; -1 = half of the slots, or all of
+      a few.
     widths: ascending numbers of slots a chunk may be run with when no more
       are active; () = chosen from the slots.
   """
@@ -75,7 +78,14 @@ class Settings:
   @property
   def waiting(self) -> int:
     """Rollouts that a streaming rule may have waiting for a slot."""
-    return self.slots // 4 if self.ahead < 0 else self.ahead
+    if self.ahead >= 0:
+      return self.ahead
+    return max(self.slots // 2, min(self.slots, _FEW_SLOTS))
+
+  @property
+  def ended_per_dispatch(self) -> int:
+    """Streaming: rows that may end before the host looks."""
+    return max(1, self.waiting // 2)
 
   def shapes(self, sizes: transformer.Sizes) -> tuple[state_lib.Shape, ...]:
     """Compiled sizes of a chunk, the cheapest first."""

@@ -160,6 +160,8 @@ class Control(NamedTuple):
 
   tail: Any  # queue entries [head, tail) are waiting
   max_chunks: Any
+  max_ended: Any  # rows that may end before the host looks
+  more: Any  # 1 = the queue may grow: idle slots are worth a look
   reset: Any  # 1 = a new step: every slot free, counters at 0
   seed: Any  # seed, stream and step: the address of the step's numbers
   stream: Any
