@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from vigor_jax import allocation
+from vigor_jax.policy import advantages as advantages_lib
 from vigor_jax.policy import batch as batch_lib
 
 ESTIMATOR = batch_lib.Estimator(
@@ -287,6 +288,21 @@ def test_predictable_baselines_come_from_earlier_rounds():
 
 
 # Minibatches.
+
+
+def test_surprisal_by_hand():
+  logprobs = np.array([[-1.0, -3.0, 9.0], [-0.5, 9.0, 9.0]], np.float32)
+  result = batch_lib.surprisal(logprobs, np.array([2, 1]))
+  np.testing.assert_allclose(result, [[2, 3], [0.5, 0.5]])
+
+
+@pytest.mark.parametrize("name", sorted(advantages_lib.ADVANTAGES))
+def test_every_advantage_gets_what_it_needs(name):
+  batch = Step([[1, 0, 0], [0, 0, 0], [1, 1]]).batch(advantage=name)
+  assert np.isfinite(batch.advantages).all()
+  assert batch.advantages[:3].any()
+  failed = batch.advantages[3:6]
+  assert (failed < 0).any() if name == "rl_zvp" else not failed.any()
 
 
 def test_minibatches_share_the_rollouts_and_the_denominator():

@@ -160,7 +160,8 @@ def _rl_zvp(g: Grouped) -> np.ndarray:
   The paper gives a token of a solved group ZVP_SCALE * H_t and of a failed one
   -ZVP_SCALE * (max H - H_t). This is the mean of that over the rollout's
   tokens: `entropy[:, 0]` is the mean over tokens, `entropy[:, 1]` the maximum.
-  A graded constant group counts as solved from .5.
+  A graded constant group counts as solved from .5. In training H_t is estimated
+  by -log p of the drawn token (batch.surprisal).
   """
   mean, maximum = g.entropy[:, 0], g.entropy[:, 1]
   push = np.where(g.rewards >= 0.5, mean, mean - maximum)

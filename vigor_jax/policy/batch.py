@@ -93,6 +93,17 @@ def round_index(round_counts: Sequence[np.ndarray], group: np.ndarray,
   return (sample[None] >= granted[:, group]).sum(0)
 
 
+def surprisal(logprobs: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+  """Mean and maximum of -log p over each rollout's tokens: float64 [N, 2].
+
+  -log p of a token drawn from p is an unbiased estimate of p's entropy (nats),
+  and costs nothing: the sampler's log-probs [N, L] are there.
+  """
+  live = np.arange(logprobs.shape[1]) < lengths[:, None]
+  values = np.where(live, -logprobs.astype(np.float64), 0.0)
+  return np.stack([values.sum(1) / np.maximum(lengths, 1), values.max(1)], 1)
+
+
 def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
                estimator: Estimator, *, seed: int, step: int) -> Batch:
   """Advantages by prompt id, weights, minibatches, packed rows.
@@ -117,6 +128,7 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
   inputs = {
       "round_index": lambda: round_index(groups.round_counts, group, sample),
       "history": lambda: everything[group],
+      "entropy": lambda: surprisal(buffer.logprobs[order], lengths),
   }
   needs = advantages_lib.ADVANTAGES[estimator.advantage].needs
   advantage = advantages_lib.compute(
