@@ -23,7 +23,7 @@ DISTRIBUTIONS = {
 }
 # They come with a dependency that cannot work without them.
 BROUGHT_ALONG = {
-  "jaxlib": "jax", "ml_dtypes": "jax", "mpmath": "math_verify",
+  "grpc": "jetstream", "jaxlib": "jax", "ml_dtypes": "jax", "mpmath": "math_verify",
   "sympy": "math_verify", "tensorflow": "seqio",
   "tensorflow_datasets": "seqio",
 }

@@ -18,6 +18,7 @@ from vigor_jax import distributed
 from vigor_jax import rewards
 from vigor_jax import tasks
 from vigor_jax.tasks import suites
+from vigor_jax.tasks import vocabularies
 from vigor_jax.config import fields
 from vigor_jax.policy import build as build_lib
 from vigor_jax.policy import families
@@ -126,6 +127,20 @@ def make_task(config) -> tasks.Task:
   A task of text whose tokenizer is not named uses the pretrained model's.
   """
   return tasks.make({"name": config.task.name, **_task_options(config)})
+
+
+def reading_of(config) -> tuple[Any, tuple[int, ...], tuple[str, ...]]:
+  """(vocabulary, stop ids, stop strings) of the run, without its data.
+
+  A task of text needs only its tokenizer; others are made, from their seed.
+  """
+  options = _task_options(config)
+  if "tokenizer" not in options:
+    task = make_task(config)
+    return task.vocabulary, task.stop_ids, task.stop_strings
+  vocabulary = vocabularies.load(options["tokenizer"])
+  stops = options.get("stop_strings", "").split("|")
+  return vocabulary, vocabulary.eos_ids, tuple(s for s in stops if s)
 
 
 def make_scorer(config, task: tasks.Task) -> rewards.Scorer:
