@@ -127,7 +127,9 @@ def _generate(weights, settings: Settings, leaves, state: DecodeState,
   chunk, ring = settings.chunk, settings.ring
   # Nothing waits in a queue: JetStream fills the slots.
   queue = jnp.zeros((len(state_lib.QUEUE_DTYPES), 1), jnp.int32)
-  control = jnp.array(state_lib.Control(0, 1, 0, 0, STREAM, 0), jnp.int32)
+  control = jnp.array(state_lib.Control(
+      tail=0, max_chunks=1, max_ended=settings.slots, more=0, reset=0, seed=0,
+      stream=STREAM, step=0), jnp.int32)
   packed, _ = decode_lib.decode(
       weights, leaves, state.prefixes, state.slots, queue, control, stop_ids,
       chunk=chunk, shapes=settings.shapes(weights.sizes), rows=settings.slots)
