@@ -44,6 +44,9 @@ def make(path, **options):
     ({"prompt": "x", "answer": " \n"}, "'answer' is empty"),
     ({"prompt": "", "answer": "x"}, "'prompt' is empty"),
     ({"prompt": "x", "answer": "y", "completion": 1}, "'completion' must be"),
+    ({"prompt": "x\ud83d", "answer": "y"}, "'prompt' is no text.*surrogate"),
+    ({"prompt": "x", "answer": "\ude00"}, "'answer' is no text.*surrogate"),
+    ("[" * 100_000, "not a JSON record"),
   ],
 )
 @pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl.gz"])
@@ -63,6 +66,49 @@ def test_bytes_that_are_no_text(tmp_path):
   path.write_bytes(b'{"prompt": "q", "answer": "a"}\n{"prompt": "\xff"}\n')
   with pytest.raises(records.DataError, match="data.jsonl:2: not a JSON"):
     make(str(path))
+
+
+def test_files_of_other_systems(tmp_path):
+  """A byte order mark, CRLF line ends, separators inside of strings."""
+  rows = [*good(3), {"prompt": "a\u2028b\x85c", "answer": "\u00e9\U0001f600"}]
+  lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+  text = "\r\n".join(["", *lines, "", ""])
+  path = tmp_path / "data.jsonl"
+  path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+  prompts = make(str(path), held_out_share=0.0).source.prompts
+  assert prompts.texts == [row["prompt"] for row in rows]
+  assert prompts.answers == [row["answer"] for row in rows]
+  path.write_bytes(b"\xef\xbb\xbf" + f"{text}[]\r\n".encode())
+  with pytest.raises(records.DataError, match="data.jsonl:7: .*object"):
+    make(str(path))
+  path = tmp_path / "data.json"
+  path.write_bytes(b"\xef\xbb\xbf" + json.dumps(rows, indent=1).encode())
+  assert make(str(path), held_out_share=0.0).source.size == 4
+
+
+@pytest.mark.parametrize(
+  "name,damage",
+  [
+    ("data.jsonl.gz", lambda path: path.write_bytes(path.read_bytes()[:-9])),
+    ("data.jsonl.gz", lambda path: path.write_bytes(b'{"prompt": "q"}\n')),
+    ("data.parquet", lambda path: path.write_bytes(b"PAR1 no more")),
+  ],
+  ids=["cut", "not packed", "no footer"],
+)
+def test_a_damaged_file_is_named(tmp_path, name, damage):
+  path = tmp_path / name
+  write(path, good(20))
+  damage(path)
+  for skip in (False, True):  # only records may be skipped
+    with pytest.raises(records.DataError, match=f"{name}: cannot be read: "):
+      make(str(path), skip_malformed=skip)
+
+
+def test_a_pattern_leaves_out_folders(tmp_path):
+  write(tmp_path / "a.jsonl", good(3))
+  (tmp_path / "b.jsonl").mkdir()
+  task = make(str(tmp_path / "*"), held_out_share=0.0)
+  assert task.source.size == 3
 
 
 def test_over_long_prompts_are_measured_on_the_rendered_text(tmp_path):

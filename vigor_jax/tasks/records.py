@@ -1,9 +1,11 @@
 """Records from local files, with errors that name the file and the line."""
 
+import codecs
 import dataclasses
 import glob
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +17,7 @@ FORMATS = _JSON_LINES + _PARQUET
 
 
 class DataError(ValueError):
-  """A record that cannot be used; the message starts with file and line."""
+  """A record or file that cannot be used; starts with file (and line)."""
 
 
 class EmptyError(ValueError):
@@ -73,7 +75,8 @@ def expand(path: str) -> list[str]:
     found = [os.path.join(path, name) for name in files.names_in(path)]
     found = [p for p in found if p.endswith(FORMATS)]
   else:
-    found = sorted(glob.glob(path)) or ([path] if os.path.exists(path) else [])
+    found = [p for p in sorted(glob.glob(path)) if not os.path.isdir(p)]
+    found = found or ([path] if os.path.exists(path) else [])
   if not found:
     raise ValueError(
       f"no data at {path!r}: expected a file, a folder or a pattern of"
@@ -85,6 +88,8 @@ def expand(path: str) -> list[str]:
 def _json_lines(path: str) -> Iterator[tuple[str, Any]]:
   with files.open_binary(path) as f:
     for number, line in enumerate(f, start=1):
+      if number == 1:
+        line = line.removeprefix(codecs.BOM_UTF8)
       if line.strip():
         yield f"{path}:{number}", line
 
@@ -104,31 +109,46 @@ def _parquet(path: str) -> Iterator[tuple[str, Any]]:
 def _json_array(path: str) -> Iterator[tuple[str, Any]]:
   """One JSON array, as some publishers write .json, or lines as in .jsonl."""
   with files.open_binary(path) as f:
-    start = f.read(1024).lstrip()
+    start = f.read(1024).removeprefix(codecs.BOM_UTF8).lstrip()
   if not start.startswith(b"["):
     yield from _json_lines(path)
     return
   with files.open_binary(path) as f:
     try:
       items = json.load(f)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
       raise DataError(f"{path}: not a JSON array: {error}") from None
   for number, item in enumerate(items, start=1):
     yield f"{path}:item {number}", item
 
 
 def _rows(file: str) -> Iterator[tuple[str, Any]]:
+  """(where, record) of one file.
+
+  Raises:
+    DataError: the file as a whole cannot be read: cut off, damaged, no access.
+  """
+  read = _json_lines
   if file.endswith(_PARQUET):
-    return _parquet(file)
-  whole = file.endswith((".json", ".json.gz"))
-  return _json_array(file) if whole else _json_lines(file)
+    read = _parquet
+  elif file.endswith((".json", ".json.gz")):
+    read = _json_array
+  try:
+    yield from read(file)
+  except DataError:
+    raise
+  # A cut or damaged .gz, a damaged .parquet, a file that may not be opened.
+  except (OSError, EOFError, zlib.error, ValueError) as error:
+    detail = str(error).strip() or type(error).__name__
+    raise DataError(f"{file}: cannot be read: {detail}") from error
 
 
 def _decoded(raw: Any) -> Mapping[str, Any]:
   if isinstance(raw, bytes):
     try:
       raw = json.loads(raw)
-    except ValueError as error:  # bad JSON and bad UTF-8 alike
+    # Bad JSON, bad UTF-8, brackets without end.
+    except (ValueError, RecursionError) as error:
       raise DataError(f"not a JSON record: {error}") from None
   if not isinstance(raw, Mapping):
     raise DataError(
@@ -154,6 +174,13 @@ def text_field(record: Mapping[str, Any], name: str) -> str:
     raise DataError(f"field {name!r} must be a string, got {kind} {value!r}")
   if not value.strip():
     raise DataError(f"field {name!r} is empty")
+  try:
+    value.encode()
+  except UnicodeEncodeError as error:  # JSON can write half a pair, "\\ud83d"
+    raise DataError(
+      f"field {name!r} is no text: {value[error.start]!r} at character"
+      f" {error.start} is half of a surrogate pair"
+    ) from None
   return value
 
 
