@@ -1,5 +1,7 @@
 """Names, signatures, combinations and verdict validation."""
 
+import decimal
+import fractions
 import importlib
 import math
 import sys
@@ -39,7 +41,10 @@ def test_every_alias_resolves():
     ("sample_rewards:__name__", ["not callable"]),
     ("", ["''"]),
     (None, ["None"]),
-    ("a..b:c", ["a..b"]),
+    ("a..b:c", ["'a..b'", "not a module name"]),
+    (".:c", ["'.'", "not a module name"]),
+    ("../a:c", ["'../a'", "not a module name"]),
+    (":c", ["''", "not a module name"]),
     ("exact + math", ["'exact'", "weight*reward"]),
   ],
 )
@@ -55,6 +60,25 @@ def test_missing_import_inside_a_reward_module_is_named(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(rewards.RewardError, match="not_installed_thing"):
     rewards.resolve("broken_reward:verify")
+
+
+@pytest.mark.parametrize(
+  "code, words",
+  [
+    ("def verify(:\n", ["SyntaxError", "broken_code.py, line 1"]),
+    ("x = 1\nx.y\n", ["AttributeError", "broken_code.py, line 2"]),
+    ("\nimport sys\nsys.exit(0)\n", ["SystemExit", "broken_code.py, line 3"]),
+  ],
+)
+def test_a_reward_module_that_cannot_be_imported(
+  tmp_path, monkeypatch, code, words
+):
+  (tmp_path / "broken_code.py").write_text(code)
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(rewards.RewardError) as error:
+    rewards.resolve("broken_code:verify")
+  for word in ["'broken_code:verify'", *words]:
+    assert word in str(error.value)
 
 
 def test_exact():
@@ -76,6 +100,7 @@ def test_exact():
     (np.float32(0.5), 0.5),
     (np.int64(1), 1.0),
     (np.bool_(True), 1.0),
+    (fractions.Fraction(1, 4), 0.25),
   ],
 )
 def test_verdicts_accepted(value, expected):
@@ -98,6 +123,8 @@ def test_verdicts_accepted(value, expected):
     ({"score": 1}, "score"),
     (1j, "1j"),
     ((1.0,), "(1.0,)"),
+    (10**400, "outside [0, 1]"),
+    (decimal.Decimal("0.5"), "Decimal"),
   ],
 )
 def test_verdicts_refused_name_function_value_and_completion(value, shown):

@@ -57,6 +57,8 @@ def test_submit_returns_before_the_verdicts():
     "1.5",
     "-1",
     "(1,)",
+    "10**400",
+    "sys.exit(0)",
   ],
 )
 @pytest.mark.parametrize("name", ["echo", "cheap_echo"])
@@ -152,6 +154,13 @@ def test_limits_cost_one_verdict_and_no_other():
 def test_a_limit_without_a_stated_verdict_is_an_error():
   with rewards.Scorer("sample_rewards:hangs", workers=1) as scorer:
     with pytest.raises(rewards.RewardError, match="wall limit"):
+      scorer.score(["x"], [""])
+
+
+def test_a_worker_that_does_not_start_is_no_verdict(monkeypatch):
+  monkeypatch.setattr(pool_lib, "_START_LIMIT", 0.0)
+  with rewards.Scorer("sample_rewards:spins", workers=1) as scorer:
+    with pytest.raises(rewards.RewardError, match="not ready after 0 s"):
       scorer.score(["x"], [""])
 
 

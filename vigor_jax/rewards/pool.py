@@ -244,6 +244,11 @@ class Pool:
       reason, value = "ready", None
       if job.name not in process.warm:
         reason, value = process.ask(("warm", fn), _START_LIMIT)
+        if reason == "wall":  # Says nothing about the completion: no verdict.
+          self._drop(held)
+          raise RewardError(
+            f"{what}: a worker process was not ready after {_START_LIMIT:g} s"
+          )
       if reason == "ready":
         process.warm.add(job.name)
         reason, value = process.ask(message, wall)

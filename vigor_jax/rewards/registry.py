@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -40,15 +41,27 @@ def reward_name(fn: Callable[..., Any]) -> str:
   return f"{module}:{getattr(fn, '__qualname__', type(fn).__qualname__)}"
 
 
+def _where(error: BaseException) -> str:
+  """" (file, line n)" of the last line of a module that failed to import."""
+  if isinstance(error, SyntaxError):
+    return ""  # Its own text names them.
+  last = traceback.extract_tb(error.__traceback__)[-1]
+  return f" ({last.filename}, line {last.lineno})"
+
+
 def _resolve_one(name: str) -> Callable[..., float]:
   target = ALIASES.get(name, name)
-  if ":" not in target:
+  module_name, colon, function_name = target.partition(":")
+  if not colon:
     known = ", ".join(sorted(ALIASES))
     raise RewardError(
       f"reward.name {name!r} is neither 'module:function' nor one of {known}"
       f"{_nearest(name, ALIASES)}"
     )
-  module_name, _, function_name = target.partition(":")
+  if not all(module_name.split(".")):
+    raise RewardError(
+      f"reward {name!r}: {module_name!r} is not a module name like 'my.module'"
+    )
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
@@ -61,9 +74,11 @@ def _resolve_one(name: str) -> Callable[..., float]:
     raise RewardError(
       f"reward {name!r}: no module named {error.name!r}{hint}"
     ) from error
-  except ValueError as error:
+  # The module's own code: a syntax error, a name that is not there.
+  except (Exception, SystemExit) as error:
     raise RewardError(
-      f"reward {name!r}: {module_name!r} is not a module name ({error})"
+      f"reward {name!r}: importing {module_name!r} failed:"
+      f" {type(error).__name__}: {error}{_where(error)}"
     ) from error
   fn = module
   for part in function_name.split("."):

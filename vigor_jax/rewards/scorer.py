@@ -174,7 +174,9 @@ class Scorer:
         value = fn(text, answer, **kwargs)
       except RewardError:
         raise
-      except Exception as error:
+      # A reward that calls sys.exit() must not end the run, least of all as
+      # if it were done.
+      except (Exception, SystemExit) as error:
         raise RewardError(
           f"reward {name} raised {type(error).__name__}: {error} for"
           f" completion {index} {shorten(text)}\n{traceback.format_exc()}"

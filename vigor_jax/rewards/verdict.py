@@ -45,17 +45,16 @@ def check_verdict(
   """
   if isinstance(value, (bool, np.bool_)):
     return float(value)
-  problem = None
   if not isinstance(value, numbers.Real):
     problem = f"a {type(value).__name__}, not one number"
   else:
-    verdict = float(value)
-    if not math.isfinite(verdict):
-      problem = "not finite"
-    elif not 0.0 <= verdict <= 1.0:
+    try:
+      verdict = float(value)
+      problem = "outside [0, 1]" if math.isfinite(verdict) else "not finite"
+      if 0.0 <= verdict <= 1.0:
+        return verdict
+    except OverflowError:  # An integer beyond any float.
       problem = "outside [0, 1]"
-    else:
-      return verdict
   where = "" if index is None else f" {index}"
   raise RewardError(
     f"reward {name} returned {shorten(value)} ({problem}) for completion"

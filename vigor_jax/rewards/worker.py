@@ -80,7 +80,7 @@ def _judge(fn, name, completion, answer, kwargs, index) -> tuple[str, Any]:
     return "memory", None
   except RewardError as error:
     return "error", str(error)
-  except Exception as error:
+  except (Exception, SystemExit) as error:
     return "error", (
       f"reward {name} raised {type(error).__name__}: {error} for completion"
       f" {index}\n{traceback.format_exc()}"
@@ -106,7 +106,8 @@ def main(requests_fd: int, replies_fd: int, parent_paths: list[str]) -> None:
       kind, *rest = read_message(requests)
     except EOFError:
       return
-    except Exception as error:  # The reward's module fails to import here.
+    # The reward's module fails to import here.
+    except (Exception, SystemExit) as error:
       write_message(
         replies,
         (
@@ -122,7 +123,7 @@ def main(requests_fd: int, replies_fd: int, parent_paths: list[str]) -> None:
         if warm_up is not None:
           warm_up()
         reply = ("ready", None)
-      except Exception as error:
+      except (Exception, SystemExit) as error:
         reply = ("error", f"{error}\n{traceback.format_exc()}")
     else:
       fn, name, completion, answer, kwargs, index, cpu, memory = rest
