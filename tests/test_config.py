@@ -125,6 +125,9 @@ def test_the_named_allocators_own_field_is_the_nearest(example):
     ("sampling.max_new_tokens=49", ["policy.row_length", "57 or more"]),
     ("policy.minibatches=257", ["policy.minibatches", "rollout_budget=256"]),
     ("policy.rollout_is_cap=0.5", ["policy.rollout_is_cap", "at least 1"]),
+    ("policy.clip_low=-0.2", ["policy.clip_low: must be -1", "-0.2"]),
+    ("policy.clip_high=-0.5", ["policy.clip_high: must be -1", "-0.5"]),
+    ("optimizer.weight_decay=0.1", ["weight_decay=0.1", "'adam'", "'adamw'"]),
     ("optimizer.warmup_steps=101", ["warmup_steps", "total_steps=100"]),
     ("sft.warmup_steps=100000", ["sft.warmup_steps", "sft.steps"]),
     ("evaluation.fresh_rollouts=1", ["fresh_rollouts", "at least 2"]),
@@ -134,7 +137,7 @@ def test_the_named_allocators_own_field_is_the_nearest(example):
     ("mesh.data=0", ["mesh.data"]),
     ("topology=v5e-16", ["topology", "v5e:4x4"]),
     ("profile_steps=0,", ["profile_steps: 0", "1 to total_steps=100"]),
-    ("reward.name=exat", ["reward.name 'exat'", "module:function", "'exact'"]),
+    ("reward.name=exat", ["reward.name: 'exat'", "module:function", "'exact'"]),
     ("reward.name=nowhere:score", ["no module named 'nowhere'"]),
     ("reward.noise=0.7", ["reward.noise"]),
     ("stage=sft", ["init_from", "'auto'"]),
@@ -251,6 +254,39 @@ def test_a_file_needs_get_config_and_its_argument(tmp_path):
   assert "no get_config" in _refused(f"--config={path}")
   message = _refused(_file(tmp_path, "pass") + ":arg")
   assert "takes no argument" in message
+
+
+@pytest.mark.parametrize(
+  "content, words",
+  [
+    (b"[]", "expected an object.*list"),
+    (b'"seed"', "expected an object.*str"),
+    (b"", "not JSON"),
+    (b'{"seed": "1"}', "seed: expected int"),
+    (b'{"sed": 1}', "unknown field 'sed'.*'seed'"),
+    (b"\xff\xfe", "cannot be read"),
+  ],
+)
+def test_json_that_is_no_configuration(tmp_path, content, words):
+  path = tmp_path / "config.json"
+  path.write_bytes(content)
+  with pytest.raises(ConfigError, match=f"config.json: .*{words}"):
+    config_lib.load_file(str(path))
+
+
+def test_the_reward_of_a_task_of_records_is_checked_too():
+  config = config_lib.default_config("jsonl")
+  config.task.path = "nowhere.jsonl"
+  for name, words in [
+    ("exat", "task.reward: 'exat'.*'exact'"),
+    ("nowhere:score", "task.reward: .*no module named 'nowhere'"),
+    ("", "task.reward: "),
+  ]:
+    config.task.reward = name
+    with pytest.raises(ConfigError, match=words):
+      config_lib.validate(config)
+  config.task.reward = "exact"
+  config_lib.validate(config)
 
 
 def test_a_file_may_give_only_what_it_changes(tmp_path):

@@ -205,14 +205,18 @@ def _check_task(config):
 
 
 def _check_reward(config):
-  if config.reward.name:
-    # Imported here: only a named reward's own module is needed.
-    from vigor_jax import rewards
+  # A task may name its default reward in its own section.
+  for path in ("reward.name", "task.reward"):
+    name = fields.flatten(config).get(path)
+    if name or (path == "task.reward" and name is not None):
+      # Imported here: only a named reward's own module is needed.
+      from vigor_jax import rewards
 
-    try:
-      rewards.resolve(config.reward.name)
-    except ValueError as error:
-      raise ConfigError(str(error)) from error
+      try:
+        rewards.resolve(name)
+      except ValueError as error:
+        detail = str(error).removeprefix("reward.name ")
+        raise ConfigError(f"{path}: {detail}") from error
   _check_shaping(config)
 
 
@@ -325,6 +329,12 @@ def _check_policy(config):
       f"policy.minibatches: {policy.minibatches} are more than "
       f"rollout_budget={config.rollout_budget}"
     )
+  for name in ("clip_low", "clip_high"):
+    if -1 < policy[name] < 0:
+      raise ConfigError(
+        f"policy.{name}: must be -1 (as published with the loss) or at least "
+        f"0, got {policy[name]}"
+      )
   if 0 < policy.rollout_is_cap < 1:
     raise ConfigError(
       "policy.rollout_is_cap: a cap below 1 would shrink on-policy rollouts "
@@ -334,6 +344,11 @@ def _check_policy(config):
 
 def _check_schedule(config):
   optimizer = config.optimizer
+  if optimizer.weight_decay and optimizer.name != "adamw":
+    raise ConfigError(
+      f"optimizer.weight_decay={optimizer.weight_decay} has no effect with "
+      f"optimizer.name={optimizer.name!r}; legal: 0, or optimizer.name='adamw'"
+    )
   if config.stage == "rl" and optimizer.warmup_steps > config.total_steps:
     raise ConfigError(
       f"optimizer.warmup_steps: {optimizer.warmup_steps} are more than "

@@ -70,8 +70,12 @@ def load_file(spec: str) -> ml_collections.ConfigDict:
   if not os.path.isfile(path):
     raise ConfigError(f"--config: there is no file {path!r}{_near_file(path)}")
   if path.endswith(".json"):
-    with open(path) as file:
-      return from_json(file.read(), path)
+    try:
+      with open(path, encoding="utf-8") as file:
+        text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+      raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return from_json(text, path)
   module = importlib.util.module_from_spec(
     importlib.util.spec_from_file_location("vigor_jax_config_file", path)
   )
@@ -222,6 +226,11 @@ def from_json(text: str, source: str = "config.json"):
     values = json.loads(text)
   except json.JSONDecodeError as error:
     raise ConfigError(f"{source}: not JSON ({error})") from error
+  if not isinstance(values, dict):
+    raise ConfigError(
+      f"{source}: expected an object with the configuration's fields, got a "
+      f"{type(values).__name__}"
+    )
   return build(values, source)
 
 
