@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -194,6 +195,30 @@ def test_a_half_written_step_is_never_latest_and_can_be_saved(tmp_path):
   assert again.latest() == 2
   assert again.restore(2, params, opt_state)[2] == {"step": 2}
   again.close()
+
+
+def test_a_save_that_finds_no_room_is_named_and_can_be_repeated(tmp_path):
+  params, opt_state = {"w": jnp.ones((300, 300))}, {"m": jnp.zeros(3)}
+  store = checkpoints.Checkpoints(tmp_path)
+  store.save(1, params, opt_state, {"step": 1})
+  store.wait()
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  # Stands for a full disk: the array's file cannot grow to its size.
+  params = {"w": jax.random.normal(jax.random.key(0), (300, 300))}
+  resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, limits[1]))
+  try:
+    with pytest.raises(
+      checkpoints.CheckpointError, match=f"{tmp_path}.*could not be saved"
+    ):
+      store.save(2, params, opt_state, {"step": 2})
+      store.wait()
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  again = checkpoints.Checkpoints(tmp_path)
+  assert again.latest() == 1
+  assert again.save(2, params, opt_state, {"step": 2})
+  again.close()
+  assert checkpoints.restore_params(str(tmp_path), params)[1] == {"step": 2}
 
 
 def _run(code, *arguments, **options):

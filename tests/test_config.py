@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -221,6 +222,15 @@ def test_programs_add_flags(example, tmp_path):
   (tmp_path / "file").touch()
   with pytest.raises(ConfigError, match="is a file"):
     config_lib.parse([*argv, f"--workdir={tmp_path}/file"], define)
+  with pytest.raises(ConfigError, match="file/a/b' cannot be made: .*is a file"):
+    config_lib.parse([*argv, f"--workdir={tmp_path}/file/a/b"], define)
+
+
+def test_a_place_without_permission_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(os, "access", lambda path, mode: False)  # Root may all.
+  with pytest.raises(ConfigError, match="--workdir: .*no permission.*write"):
+    config_lib.check_place("--workdir", str(tmp_path / "a" / "b"))
+  config_lib.check_place("--workdir", "gs://bucket/run")
 
 
 # Config files.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -396,6 +397,18 @@ def test_a_run_is_evaluated_without_its_configuration(a_run, tmp_path, capsys):
   assert evaluate._with_config(["evaluate", f"--checkpoint={step}"])[-1] == (
     f"--config={a_run}/config.json"
   )
+
+
+def test_a_place_for_the_scores_is_checked_first(a_run, tmp_path, capsys):
+  (tmp_path / "file").touch()
+  for output, words in [
+    (tmp_path, "--output: .* is a folder"),
+    (tmp_path / "file" / "a.json", "--output: .*file' is a file"),
+  ]:
+    with pytest.raises(SystemExit) as stop:
+      evaluate.main(["evaluate", f"--checkpoint={a_run}", f"--output={output}"])
+    assert stop.value.code == 2
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_pretrained_weights_need_a_configuration(root):

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -147,6 +148,34 @@ def test_a_new_run_starts_empty(tmp_path):
   metrics.MetricsWriter(str(tmp_path)).close()
   assert (tmp_path / "metrics.jsonl").read_bytes() == b""
   assert not _events(str(tmp_path))
+
+
+def test_a_line_that_finds_no_room_names_the_file(tmp_path):
+  path = str(tmp_path / "a.jsonl")
+  lines = metrics.JsonLines(path)
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+  try:
+    with pytest.raises(OSError) as error:
+      for step in range(20):
+        lines.append({"step": step})
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert path in str(error.value)
+  lines.close()
+  # What was written in part is left out when the run goes on.
+  again = metrics.JsonLines(path, resume_step=100)
+  again.append({"step": 99})
+  again.close()
+  steps = [line["step"] for line in metrics.read_lines(path)]
+  assert steps == [*range(steps[-2] + 1), 99]
+
+
+def test_events_of_a_folder_with_brackets_are_replaced(tmp_path):
+  folder = tmp_path / "run[1]"
+  for _ in range(2):
+    metrics.MetricsWriter(str(folder)).close()
+  assert len(list(folder.glob("events.out.tfevents.*"))) == 1
 
 
 def test_a_damaged_line_is_named(tmp_path):

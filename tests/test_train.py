@@ -292,6 +292,17 @@ def test_another_configuration_is_refused(undisturbed):
   assert (folder / "config.json").read_text() == before
 
 
+def test_fewer_steps_than_are_done_are_refused(undisturbed):
+  folder = undisturbed("vigor")
+  kept = {name: (folder / name).read_text() for name in
+          ("config.json", "summary.json", "metrics.jsonl")}  # fmt: skip
+  short = tiny_runs.config(**(RUNS["vigor"] | {"total_steps": 5}))
+  with pytest.raises(ConfigError, match="total_steps: 5 .*6 steps.*has done"):
+    run(short, folder)
+  for name, text in kept.items():
+    assert (folder / name).read_text() == text
+
+
 def test_what_may_change_is_reported(tmp_path, capsys):
   config = tiny_runs.config("uniform", total_steps=1, evaluation__every_steps=0)
   run(config, tmp_path)

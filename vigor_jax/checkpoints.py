@@ -14,10 +14,11 @@ Restoring always goes through targets that carry shardings: a checkpoint from
 8 devices is read straight into the layout of 1, 2 or 4.
 """
 
+import contextlib
 import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -92,26 +93,31 @@ class Checkpoints:
 
     Returns:
       Whether it is being saved; False if the step is there already.
+
+    Raises:
+      CheckpointError: the save before this one failed.
     """
     if step in self.steps():
       return False
-    return self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        params=ocp.args.StandardSave(flatten(params)),
-        opt_state=ocp.args.StandardSave(flatten(opt_state)),
-        host=ocp.args.JsonSave(json.loads(json.dumps(host, allow_nan=False))),
-      ),
-    )
+    host = json.loads(json.dumps(host, allow_nan=False))
+    with self._saving():
+      return self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          params=ocp.args.StandardSave(flatten(params)),
+          opt_state=ocp.args.StandardSave(flatten(opt_state)),
+          host=ocp.args.JsonSave(host),
+        ),
+      )
 
   def latest(self) -> int | None:
     """Returns the last step, once it is whole, or None."""
-    self._manager.wait_until_finished()
+    self.wait()
     return self._manager.latest_step()
 
   def steps(self) -> list[int]:
     """Returns all steps, once they are whole, ascending."""
-    self._manager.wait_until_finished()
+    self.wait()
     return sorted(self._manager.all_steps())
 
   def restore(
@@ -139,13 +145,28 @@ class Checkpoints:
     return restored["params"], restored["opt_state"], restored["host"]
 
   def wait(self) -> None:
-    """Waits until the last save is whole on disk."""
-    self._manager.wait_until_finished()
+    """Waits until the last save is whole on disk.
+
+    Raises:
+      CheckpointError: it failed, since the disk is full, say.
+    """
+    with self._saving():
+      self._manager.wait_until_finished()
 
   def close(self) -> None:
     """Waits for the last save and for the deletion of old steps."""
-    self._manager.wait_until_finished()
+    self.wait()
     self._manager.close()
+
+  @contextlib.contextmanager
+  def _saving(self) -> Iterator[None]:
+    try:
+      yield
+    except Exception as error:  # Each file system has its own.
+      raise CheckpointError(
+        f"{self.folder}: a checkpoint could not be saved ({_first(error)}); "
+        "those before it are whole, and the same command goes on from the last"
+      ) from error
 
 
 def restore_params(path: str, target: Any) -> tuple[Any, dict[str, Any]]:
@@ -229,10 +250,9 @@ def _restore(manager, step, where, trees):
   except CheckpointError:
     raise
   except Exception as error:  # Orbax raises many kinds for damaged files.
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
     raise CheckpointError(
       f"{where}: cannot be restored, a file is missing or damaged "
-      f"({first[:300]}); delete this step's folder to go on from the one "
+      f"({_first(error)}); delete this step's folder to go on from the one "
       "before it"
     ) from error
   result = {"host": restored["host"]}
@@ -240,6 +260,11 @@ def _restore(manager, step, where, trees):
     leaves = [restored[name][path] for path in flat[name]]
     result[name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
   return result
+
+
+def _first(error: Exception) -> str:
+  """An error's first line, at most 300 characters of it."""
+  return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _compare(where, stored, target):

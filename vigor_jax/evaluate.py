@@ -275,7 +275,13 @@ def main(argv) -> None:
   from vigor_jax.config import cli
   args = cli.parse_flags(_with_config(argv), _USAGE, _define,
                          needs_workdir=False)
-  config = args.config
+  config, output = args.config, args.flags.output
+  try:
+    if os.path.isdir(output):
+      raise ValueError(f"--output: {output!r} is a folder, not a file")
+    cli.check_place("--output", output)
+  except ValueError as error:
+    cli.exit_with_message(error)
   with config.unlocked():
     if args.flags.checkpoint:
       # A run's checkpoint replaces the weights of the model it started from.
@@ -306,8 +312,8 @@ def main(argv) -> None:
       protocol=protocol, metrics=metrics, samples=samples)
   text = json.dumps(result, indent=2)
   print(text)
-  if args.flags.output:
-    atomic_write(args.flags.output, text + "\n")
+  if output:
+    atomic_write(output, text + "\n")
 
 
 if __name__ == "__main__":

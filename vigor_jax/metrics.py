@@ -122,8 +122,11 @@ class JsonLines:
     """Adds one object; it has left the process when this returns."""
     text = json.dumps(record, allow_nan=False, default=_plain)
     data = text.encode() + b"\n"
-    while data:
-      data = data[os.write(self._file, data):]
+    try:
+      while data:
+        data = data[os.write(self._file, data):]
+    except OSError as error:  # A full disk; os.write() names no file.
+      raise type(error)(error.errno, error.strerror, self._path) from error
     if time.monotonic() - self._synced > _SYNC_SECONDS:
       self.sync()
 
@@ -280,7 +283,8 @@ class _Events:
   def __init__(self, workdir: str, records: list[dict[str, Any]]):
     import tensorboardX  # Imported here: only a running trainer needs it.
 
-    for path in glob.glob(os.path.join(workdir, "events.out.tfevents.*")):
+    here = glob.escape(workdir)  # A folder may be called "[1]".
+    for path in glob.glob(os.path.join(here, "events.out.tfevents.*")):
       os.unlink(path)
     self._writer = tensorboardX.FileWriter(workdir, flush_secs=10)
     self._summary = tensorboardX.summary.Summary

@@ -119,6 +119,9 @@ class Record:
 
   Only process 0 of a job writes and speaks; checkpoints are saved by all.
   Files of a remote workdir are kept in a local folder, `workdir`, and copied.
+
+  Raises:
+    ConfigError: the workdir's run is further than `total_steps`.
   """
 
   def __init__(self, config, workdir: str, *, quiet: bool = False,
@@ -130,11 +133,18 @@ class Record:
     self.total_steps = total_steps
     self.workdir = workdirs.local(workdir)
     self.mirror = workdirs.Mirror(workdir)
-    if self.primary:
-      self._describe(command)
     self.checkpoints = checkpoints.Checkpoints(workdir,
                                                config.checkpoint.keep)
     self.step = self.checkpoints.latest() or 0
+    if self.step > total_steps:
+      self.checkpoints.close()
+      name = "sft.steps" if config.stage == "sft" else "total_steps"
+      raise loading.ConfigError(
+          f"{name}: {total_steps} are fewer than the {self.step} steps that "
+          f"{workdir} has done; legal: {self.step} or more, or another "
+          "--workdir")
+    if self.primary:
+      self._describe(command)
     self.counters = metrics_lib.Counters()
     self.progress = progress or progress_lib.Progress(
         total_steps,

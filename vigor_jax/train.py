@@ -46,7 +46,8 @@ def train(config, workdir: str, *, quiet: bool = False, progress=None,
     curve. A complete run returns its stored summary at once.
 
   Raises:
-    ConfigError: the workdir belongs to a run with other settings.
+    ConfigError: the workdir belongs to a run with other settings, or to one
+      that is further than total_steps.
     record.Interrupted: SIGTERM or Ctrl-C; the state is saved.
     ValueError: something wrong with the task, reward or data.
   """
@@ -83,18 +84,18 @@ def train(config, workdir: str, *, quiet: bool = False, progress=None,
   from vigor_jax.sampling import settings as settings_lib
   compilation.keep_programs(os.path.join(
       os.path.dirname(os.path.abspath(folder)), ".programs"))
-  parts = experiment.build(config)
-  record = record_lib.Record(parts.config, workdir, quiet=quiet,
-                             progress=progress, total_steps=total,
-                             command=command)
-  record.say(settings_lib.memory_line(parts.sampler.settings, parts.sizes,
-                                      parts.placement))
-  loop = _supervised if config.stage == "sft" else _reinforce
-  try:
-    with parts, record_lib.Signals() as signals:
-      return loop(parts, record, signals)
-  finally:
-    record.close()
+  with experiment.build(config) as parts:
+    record = record_lib.Record(parts.config, workdir, quiet=quiet,
+                               progress=progress, total_steps=total,
+                               command=command)
+    record.say(settings_lib.memory_line(parts.sampler.settings, parts.sizes,
+                                        parts.placement))
+    loop = _supervised if config.stage == "sft" else _reinforce
+    try:
+      with record_lib.Signals() as signals:
+        return loop(parts, record, signals)
+    finally:
+      record.close()
 
 
 # ----------------------------------------------------------------- set-up
@@ -307,7 +308,8 @@ def main(argv) -> None:
     if team.primary:
       print(f"{stop}\nto go on:\n  {command}", flush=True)
     sys.exit(128 + stop.signum)
-  except (ValueError, FloatingPointError) as error:
+  # OSError: a disk that is full, a file that may not be written.
+  except (ValueError, FloatingPointError, OSError) as error:
     cli.exit_with_message(error)
 
 

@@ -11,6 +11,7 @@ anything slow is imported.
 """
 
 from vigor_jax.config.cli import Args
+from vigor_jax.config.cli import check_place
 from vigor_jax.config.cli import exit_with_message
 from vigor_jax.config.cli import parse
 from vigor_jax.config.cli import parse_flags
@@ -32,6 +33,7 @@ __all__ = [
   "Args",
   "ConfigError",
   "Difference",
+  "check_place",
   "check_resume",
   "default_config",
   "diff",

@@ -65,6 +65,7 @@ def parse(
     raise ConfigError("--workdir is missing: the folder that the run writes to")
   if values.workdir and os.path.isfile(values.workdir):
     raise ConfigError(f"--workdir: {values.workdir!r} is a file, not a folder")
+  check_place("--workdir", values.workdir)
   config = loading.load_file(spec)
   loading.apply_overrides(config, overrides, is_text=True)
   return Args(validate(config), values.workdir, values)
@@ -88,6 +89,23 @@ def parse_flags(
     return parse(argv, define, needs_workdir)
   except ConfigError as error:
     exit_with_message(error)
+
+
+def check_place(flag: str, path: str) -> None:
+  """Refuses a local path that can be neither there nor made.
+
+  Raises:
+    ConfigError: something above it is a file, or may not be written to.
+  """
+  if not path or "://" in path:
+    return
+  above = os.path.abspath(path)
+  while not os.path.lexists(above):
+    above = os.path.dirname(above)
+  if above != os.path.abspath(path) and not os.path.isdir(above):
+    raise ConfigError(f"{flag}: {path!r} cannot be made: {above!r} is a file")
+  if not os.access(above, os.W_OK):
+    raise ConfigError(f"{flag}: {path!r}: no permission to write to {above!r}")
 
 
 def exit_with_message(error: Exception) -> None:
