@@ -38,7 +38,7 @@ TARGETS = {
   "equal_54m_vs_hf": 1.15,
   "mixed_4m_vs_tunix": 2.0,
   "mixed_4m_vs_hf": 2.0,
-  "mixed_4m_vs_batches": 1.5,
+  "mixed_4m_vs_batches": 1.2,
 }
 
 
