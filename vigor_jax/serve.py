@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import os
 import socket
 import sys
 
@@ -79,7 +80,9 @@ def serve(args) -> None:
     raise ValueError(f"--max_waiting must be at least 1, got "
                      f"{args.max_waiting}")
   _check_port(args.host, args.port)
-  # jax, JetStream and TensorFlow start here, after the cheap checks.
+  # jax, JetStream and TensorFlow start here, after the cheap checks; the
+  # last is loud about instructions and drivers that do not matter here.
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   from vigor_jax import compilation
   from vigor_jax.sampling import settings as settings_lib
   from vigor_jax.serving import driver as driver_lib
