@@ -1,5 +1,6 @@
 """Preflight: the walker on known programs, and a run for 8 fake devices."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+import tiny_runs
 
 from vigor_jax import preflight
 from vigor_jax.aot import chips
@@ -15,6 +17,7 @@ from vigor_jax.aot import cost
 from vigor_jax.aot import estimate
 from vigor_jax.aot import hlo
 from vigor_jax.aot import page
+from vigor_jax.aot import programs
 
 # A loop of 5 trips. Each reads one of 5 matrices [64, 64] f32 through a fusion
 # (16384 bytes, not 81920), the state [8, 64] (2048) and writes the result
@@ -223,3 +226,16 @@ def test_without_a_topology(root):
      f"--config={root}/configs/arithmetic.py"],
     cwd=root, capture_output=True, text=True, timeout=60)
   assert done.returncode != 0 and "--topology is missing" in done.stderr
+
+
+def test_open_slots_are_chosen_from_the_topologys_memory():
+  config = tiny_runs.config(sampling__slots=0)
+  chip = chips.CHIPS["cpu"]
+  of = lambda hbm: programs.with_slots(
+    config,
+    chips.Topology("cpu:1", dataclasses.replace(chip, hbm=hbm),
+                   jax.devices()[:1]), 13)  # fmt: skip
+  assert of(chip.hbm).sampling.slots == tiny_runs.BUDGET
+  assert 1 <= of(2**17).sampling.slots < tiny_runs.BUDGET
+  with pytest.raises(ValueError, match="sampling.slots"):
+    of(0)
