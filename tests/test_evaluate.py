@@ -378,6 +378,28 @@ def a_run(tmp_path_factory):
   return workdir
 
 
+def test_a_task_without_held_out_prompts_trains(tmp_path, capsys):
+  from vigor_jax import train
+
+  path = write_lines(tmp_path / "a.jsonl", 12)
+  config = small(path=path, held_out_share=0.0)
+  config.total_steps = 1
+  with pytest.raises(ValueError, match="held_out_share.*every_steps=0"):
+    experiment.build(config_lib.validate(config))
+  config.evaluation.every_steps = 0
+  workdir = str(tmp_path / "run")
+  assert train.train(config, workdir, quiet=True)["curve"] == []
+  groups = [json.loads(x) for x in open(f"{workdir}/groups.jsonl")]
+  assert groups[0]["levels"] is None
+  # Other data under the same path do not continue it.
+  write_lines(tmp_path / "a.jsonl", 13)
+  config.total_steps = 2
+  with pytest.raises(ValueError, match="data are not those the run began with"):
+    train.train(config, workdir, quiet=True)
+  write_lines(tmp_path / "a.jsonl", 12)
+  assert train.train(config, workdir, quiet=True)["step"] == 2
+
+
 def test_a_run_is_evaluated_without_its_configuration(a_run, tmp_path, capsys):
   output = tmp_path / "scores.json"
   evaluate.main([

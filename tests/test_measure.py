@@ -88,6 +88,7 @@ class KnownPolicy:
     assert len(rows) == len(tokens) <= self.settings.prefixes
 
   def request(self, group, positions, samples, **settings):
+    self.asked = settings
     assert len(group) <= self.settings.queue
     self._queue = list(zip(group, positions, samples))
 
@@ -220,6 +221,14 @@ def test_the_measurement_by_hand():
   error = np.sqrt(np.square(n * (v - expected)).sum()) / n.sum()
   assert line[KEY + "fresh_error"] == pytest.approx(error, rel=1e-6)
   assert 0 < expected < 0.25
+
+
+def test_fresh_rollouts_come_from_the_distribution_that_is_trained_on():
+  at = dict(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01)
+  run = Run("uniform", fresh=4)
+  run.meter._parts.config.sampling.update(at)
+  run.measured()
+  assert run.policy.asked == at
 
 
 def test_only_some_prompts_may_be_measured():

@@ -1,6 +1,7 @@
 """The supervised warm start: what names it, what it trains on, its cache."""
 
 import dataclasses
+import json
 import threading
 
 import numpy as np
@@ -106,6 +107,25 @@ def test_a_task_without_solutions_is_refused():
   task = dataclasses.replace(experiment.make_task(made), warm_start=None)
   with pytest.raises(ValueError, match="has no completions .* warm start"):
     warm_start.packed_batch(made, task, 0)
+
+
+def test_completions_that_do_not_fit_a_row_are_refused_first(tmp_path):
+  lines = [{"prompt": "x" * 9, "answer": "y" * n} for n in (4, 21, 30)]
+  path = tmp_path / "data.jsonl"
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  made = default_config("jsonl")
+  made.task.update(path=str(path), held_out_share=0.0, max_prompt_length=16,
+                   max_completion_length=25)
+  task = experiment.make_task(made)
+  # 9 + 21 + EOS; the longest completion is left out by its limit.
+  made.policy.row_length = 31
+  warm_start.check(made, task)
+  made.policy.row_length = 30
+  with pytest.raises(ValueError, match="policy.row_length: 30 .* 31 or more"):
+    warm_start.check(made, task)
+  task = dataclasses.replace(task, warm_start=None)
+  with pytest.raises(ValueError, match="no completions"):
+    warm_start.check(made, task)
 
 
 # Training it.

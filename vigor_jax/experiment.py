@@ -17,6 +17,7 @@ from vigor_jax import checkpoints
 from vigor_jax import distributed
 from vigor_jax import rewards
 from vigor_jax import tasks
+from vigor_jax import warm_start
 from vigor_jax.tasks import suites
 from vigor_jax.tasks import vocabularies
 from vigor_jax.config import fields
@@ -58,7 +59,8 @@ class Experiment:
     config: validated configuration, its slots chosen.
     task: prompts, vocabulary, evaluation set.
     scorer: verdicts.
-    held_out: what is evaluated on, one part or a suite of them.
+    held_out: what is evaluated on, one part or a suite of them; empty where
+      there is nothing and nothing is asked for.
     allocator: which prompt gets the next rollout.
     stream: training prompts; None where only evaluation is asked for and
       the task has none.
@@ -226,11 +228,15 @@ def build(config, *, training: bool = True) -> Experiment:
         f"sampling.prompt_buckets: the largest is "
         f"{max(config.sampling.prompt_buckets)} tokens, but prompts of task "
         f"{task.name} have up to {task.max_prompt_length}")
+  if training and (config.stage == "sft" or config.init_from == "auto"):
+    warm_start.check(config, task)
   if training or not config.evaluation.suite:
     scorer = make_scorer(config, task)
   else:
     scorer = _scorer(config, task, task.reward, "")
-  held_out = _held_out(config, task, scorer)
+  held_out, e = [], config.evaluation
+  if task.held_out is not None or e.suite or e.every_steps or not training:
+    held_out = _held_out(config, task, scorer)
   stream = None
   if training or task.source is not None:
     stream = task.stream(config.seed)

@@ -15,6 +15,7 @@ from vigor_jax.allocation import population as population_lib
 from vigor_jax.allocation import prediction
 from vigor_jax.allocation import theory
 from vigor_jax.config import fields
+from vigor_jax.rollouts import SAMPLED_AT
 
 PHASES = ("prefill", "decode", "reward", "allocate", "update")
 # Steps whose counts enter the estimated distribution of pass rates: few, since
@@ -109,7 +110,7 @@ class VarianceMeter:
         parts.sampler, params, parts.task, parts.scorer.score,
         rollouts.prompts.take(opened), config.fresh_rollouts, step=step,
         stream=evaluate.FRESH_STREAM,
-        settings=dict(temperature=parts.config.sampling.temperature))
+        settings={name: parts.config.sampling[name] for name in SAMPLED_AT})
     variance = rewards.astype(np.float64).var(1, ddof=1)
     n = groups.n[opened]
     measured = float((n * variance).sum() / n.sum())

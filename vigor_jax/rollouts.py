@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import time
 from typing import Any
 
@@ -15,6 +16,10 @@ import numpy as np
 
 from vigor_jax import allocation
 from vigor_jax import experiment as experiment_lib
+
+
+# Fields of config.sampling that decide the distribution of a rollout.
+SAMPLED_AT = ("temperature", "top_k", "top_p", "min_p")
 
 
 class _Window:
@@ -122,9 +127,11 @@ class StepRollouts:
     groups = self.groups
     opened = np.flatnonzero(groups.opened)
     metadata = [self.prompts.metadata[i] for i in opened]
-    levels = None
-    if all("level" in m for m in metadata):
-      levels = [m["level"] for m in metadata]
+    # A task's level may be anything; the report sorts by numbers.
+    levels = [m.get("level") for m in metadata]
+    if not all(isinstance(x, (int, float)) and math.isfinite(x)
+               for x in levels):
+      levels = None
     return {
         "n": groups.n[opened].astype(int).tolist(),
         "sum": np.round(groups.reward_sum[opened], 6).tolist(),
@@ -139,9 +146,7 @@ class Collector:
   def __init__(self, parts: experiment_lib.Experiment):
     self._parts = parts
     sampling = parts.config.sampling
-    self._settings = dict(
-        temperature=sampling.temperature, top_k=sampling.top_k,
-        top_p=sampling.top_p, min_p=sampling.min_p)
+    self._settings = {name: sampling[name] for name in SAMPLED_AT}
     self._window = _Window(parts.stream)
     self._shaping = experiment_lib.shaping_of(parts.config)
 

@@ -114,11 +114,21 @@ def initial_params(parts, workdir: str, say=print):
 
 
 def _start(parts, record, updater):
-  """(state, host record or None): restored, or at step 0."""
+  """(state, host record or None): restored, or at step 0.
+
+  Raises:
+    ValueError: the task's data have changed since the checkpoint.
+  """
   if record.resumed:
     abstract = parts.abstract_params()
     params, opt_state, host = record.restore(abstract,
                                              updater.abstract_opt(abstract))
+    name = parts.task.name
+    if host.get("task", name) != name:
+      raise ValueError(
+          f"{record.name}: the task's data are not those the run began with "
+          f"({host['task']}, now {name}), so its place in them is lost; bring "
+          "them back, or choose another --workdir")
     return updater.state(params, opt_state), host
   return updater.init(initial_params(parts, record.name,
                                      record.say)), None
@@ -168,7 +178,7 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
 
   def save(step: int) -> None:
     record.save(step, state.params, state.opt_state, dict(
-        stage="rl", allocator=allocator.state_dict(),
+        stage="rl", task=parts.task.name, allocator=allocator.state_dict(),
         stream=stream.state_dict(), meter=run_step.meter.state_dict()))
 
   def assess(step: int, trained: list = ()) -> None:
@@ -250,7 +260,8 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
   every, total = config.evaluation.every_steps, config.sft.steps
 
   def save(step: int) -> None:
-    record.save(step, state.params, state.opt_state, dict(stage="sft"))
+    record.save(step, state.params, state.opt_state,
+                dict(stage="sft", task=parts.task.name))
 
   counters.start()
   record.progress.start(counters.tokens)

@@ -43,10 +43,30 @@ def config_of(config):
     sft.optimizer = config.optimizer.copy_and_resolve_references()
     sft.optimizer.learning_rate = config.sft.learning_rate
     sft.optimizer.warmup_steps = config.sft.warmup_steps
-    sft.evaluation.every_steps = max(1, config.sft.steps // 4)
+    if config.evaluation.every_steps:
+      sft.evaluation.every_steps = max(1, config.sft.steps // 4)
+    else:  # Perhaps the task has nothing to evaluate on.
+      sft.evaluation.every_steps = 0
     sft.checkpoint.every_steps = max(1, config.sft.steps // 4)
     sft.sft.cache_dir = ""
   return sft
+
+
+def check(config, task) -> None:
+  """Refuses a warm start that would fail at one of its steps.
+
+  Raises:
+    ValueError: the task has no completions, or one does not fit a row.
+  """
+  if task.warm_start is None:
+    task.sft_batches(config.seed, 0, 1)  # Raises, and says what to do.
+  longest, row = task.longest_warm_start, config.policy.row_length
+  if longest > row:
+    raise ValueError(
+        f"policy.row_length: {row} tokens cannot hold the longest supervised "
+        f"example of task {task.name}, {longest} tokens of prompt and "
+        f"completion; legal: {longest} or more, or shorter examples "
+        "(task.max_completion_length)")
 
 
 def key_of(config, task) -> str:

@@ -24,6 +24,26 @@ def test_a_sampled_pad_is_not_hidden():
   assert DIGITS.decode_batch(np.array([[3, 0, 4]]), [3]) == ["1\u00b72"]
 
 
+@pytest.mark.parametrize(
+  "vocabulary",
+  [
+    characters.CharacterVocabulary("0123"),
+    characters.PieceVocabulary(["0", "1", "23"]),
+    characters.ByteVocabulary(),
+  ],
+  ids=["characters", "pieces", "bytes"],
+)
+def test_ids_of_a_models_padding_are_shown(vocabulary):
+  """A model may have more ids than its task's vocabulary, and sample them."""
+  zero = vocabulary.encode("0")[0]
+  beyond = [vocabulary.vocab_size, vocabulary.vocab_size + 77, 2**31 - 1]
+  rows = np.array([[zero, id_, zero, 1] for id_ in beyond], np.int32)
+  texts = vocabulary.decode_batch(rows, [4] * 3)
+  assert len(set(texts)) == 1 and texts[0] != "00"
+  assert texts[0][0] == texts[0][-1] == "0"
+  assert vocabulary.decode(rows[0]) == texts[0]
+
+
 def test_an_unknown_character_is_named():
   with pytest.raises(ValueError, match="'x' of '3x4'"):
     DIGITS.encode("3x4")

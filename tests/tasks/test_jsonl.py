@@ -1,5 +1,6 @@
 """Local records: errors with file and line, lengths, splits, warm start."""
 
+import datetime
 import gzip
 import json
 
@@ -145,6 +146,30 @@ def test_metadata_reaches_the_reward(tmp_path):
   task = make(write(tmp_path / "d.jsonl", rows), held_out_share=0.0)
   assert task.stream(0).peek(1).metadata == [{"tests": [[1, 2]], "level": 3}]
   assert task.reward == "exact"
+
+
+def test_data_that_changed_are_read_again(tmp_path):
+  """In one process, too: a task's name depends on all of its records."""
+  names = set()
+  for extra in ({}, {"level": 7}, {"level": 8}, {"completion": "so"}):
+    row = {"prompt": "x", "answer": "y", **extra}
+    task = make(write(tmp_path / "data.jsonl", [row]), held_out_share=0.0)
+    assert task.source.prompts.metadata[0].get("level") == extra.get("level")
+    _, [ids] = task.sft_batches(0, 0, 1)
+    assert task.vocabulary.decode(ids) == extra.get("completion", "y")
+    names.add(task.name)
+  assert len(names) == 4
+
+
+def test_columns_that_json_lacks_arrive_as_text(tmp_path):
+  pyarrow = pytest.importorskip("pyarrow")
+  import pyarrow.parquet
+
+  day = datetime.date(2025, 3, 1)
+  table = pyarrow.table({"prompt": ["x"], "answer": ["y"], "day": [day]})
+  pyarrow.parquet.write_table(table, tmp_path / "data.parquet")
+  task = make(str(tmp_path / "data.parquet"), held_out_share=0.0)
+  assert task.source.prompts.metadata == [{"day": "2025-03-01"}]
 
 
 def test_held_out_records_by_text(tmp_path):

@@ -46,6 +46,8 @@ class Task:
       no evaluation part.
     warm_start: (seed, step, batch) -> prompt ids and completion ids, EOS
       included; None where the task has nothing to imitate.
+    longest_warm_start: most tokens of such a prompt and completion together;
+      0: not known.
     seqio_builder: registers the task with seqio and returns it; seqio (and
       TensorFlow with it: seconds) is imported by the first use only.
     stop_strings: texts that also end a completion.
@@ -62,6 +64,7 @@ class Task:
   held_out: Callable[[int], Prompts] | None
   seqio_builder: Callable[[], Any]
   warm_start: Callable[[int, int, int], SftBatch] | None = None
+  longest_warm_start: int = 0
   stop_strings: tuple[str, ...] = ()
   counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -86,7 +89,11 @@ class Task:
     if n < 1:
       raise ValueError(f"evaluation needs at least one prompt, got {n=}")
     if self.held_out is None:
-      raise ValueError(f"task {self.name!r} has no evaluation part")
+      raise ValueError(
+        f"task {self.name!r} has no evaluation part: give it one"
+        " (task.eval_path, task.held_out_share), name other tasks in"
+        " evaluation.suite, or set evaluation.every_steps=0"
+      )
     return self.held_out(n)
 
   def sft_batches(self, seed: int, step: int, batch: int) -> SftBatch:

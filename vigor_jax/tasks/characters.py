@@ -127,7 +127,8 @@ class PieceVocabulary:
     self._ids = {piece: i for i, piece in enumerate(pieces, start=2)}
     longest = sorted(pieces, key=len, reverse=True)
     self._match = re.compile("|".join(map(re.escape, longest))).match
-    self._texts = np.array([_STRAY, "", *pieces])
+    # One entry more, as in ByteTable: what is sampled from a model's padding.
+    self._texts = np.array([_STRAY, "", *pieces, _STRAY])
 
   def encode(self, text: str) -> list[int]:
     ids, at = [], 0
@@ -149,7 +150,7 @@ class PieceVocabulary:
     columns = np.arange(tokens.shape[1])
     ended = (tokens == EOS_ID) & (columns < np.asarray(lengths)[:, None])
     stop = np.where(ended.any(1), ended.argmax(1), lengths).tolist()
-    rows = self._texts[tokens].tolist()
+    rows = self._texts[np.minimum(tokens, self.vocab_size)].tolist()
     return ["".join(row[:n]) for row, n in zip(rows, stop)]
 
   def decode(self, ids: Sequence[int]) -> str:

@@ -317,4 +317,5 @@ def build(
     held_out=drawn.held_out,
     seqio_builder=seqio_builder,
     warm_start=drawn.warm_start,
+    longest_warm_start=max_prompt_length + max_completion_length,
   )

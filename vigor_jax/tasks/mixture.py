@@ -153,6 +153,7 @@ def build(options: Options) -> base.Task:
     held_out=None if evaluation is None else text.first_of(evaluation),
     seqio_builder=seqio_builder,
     warm_start=_warm_start(parts),
+    longest_warm_start=max(task.longest_warm_start for task in parts),
     counts=counts,
   )
 

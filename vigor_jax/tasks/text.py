@@ -84,6 +84,11 @@ def split_by_text(
   return parts
 
 
+def _as_json(metadata: dict[str, Any]) -> str:
+  """What JSON cannot hold (a date out of a .parquet) becomes its text."""
+  return json.dumps(metadata, default=str)
+
+
 def _as_seqio(
   examples: list[records.Example], texts: list[str]
 ) -> Iterator[dict[str, Any]]:
@@ -95,7 +100,7 @@ def _as_seqio(
       "inputs": text,
       "targets": target,
       "answer": example.answer,
-      "metadata": json.dumps(example.metadata),
+      "metadata": _as_json(example.metadata),
       "uid": uid,
     }
 
@@ -107,6 +112,11 @@ class _Imitation:
   source: FixedSource
   prompts: list[np.ndarray]
   completions: list[np.ndarray]
+
+  @property
+  def longest(self) -> int:
+    """Tokens of the longest prompt and completion together."""
+    return max(len(p) + len(c) for p, c in zip(self.prompts, self.completions))
 
   def __call__(self, seed: int, step: int, batch: int) -> base.SftBatch:
     positions = np.arange(step * batch, (step + 1) * batch)
@@ -187,7 +197,8 @@ def build(
   digest = hashlib.sha256(base.options_digest(options).encode())
   for split, loaded in splits.items():
     for example, text in zip(loaded.examples, texts[split]):
-      digest.update(text.encode() + b"\0" + example.answer.encode() + b"\0")
+      rest = (example.answer, example.completion, _as_json(example.metadata))
+      digest.update(repr((split, text, *rest)).encode())
   full_name = f"vigor_{name}_{digest.hexdigest()[:8]}"
 
   def seqio_builder():
@@ -232,6 +243,7 @@ def build(
     ),
     seqio_builder=seqio_builder,
     warm_start=imitation,
+    longest_warm_start=imitation.longest if imitation is not None else 0,
     stop_strings=tuple(s for s in options.stop_strings.split("|") if s),
     counts=counts,
   )
