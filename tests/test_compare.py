@@ -68,7 +68,14 @@ def test_grid_order_labels_and_configs(base):
     ("uniform,uniform", "0", [], "'uniform' is there twice"),
     ("uniform", "0,zero", [], "'zero'"),
     ("uniform", "1,0-2", [], "different seeds"),
+    ("uniform", "0-99999999999", [], "more than 1000 seeds"),
+    ("uniform", "99999999999", [], "seed: must lie in"),
     ("", "0", [], "--allocators is empty"),
+    # Fields that the grid sets itself: they would be lost without a word.
+    ("uniform:seed=3", "0", [], "'uniform:seed=3' sets seed.*--seeds"),
+    ("vigor:allocation.name=uniform", "0", [], "sets allocation.name"),
+    ("uniform", "0", ["a:seed=1"], "--variants: 'a:seed=1' sets seed"),
+    ("uniform", "0", ["allocation.name=vigor"], "--variants.*allocation.name"),
     ("uniform", "0", ["plain"], "changes nothing"),
     ("uniform", "0", ["task.dificulty=plain"], "task.difficulty"),
 ])

@@ -19,6 +19,7 @@ from vigor_jax import config as configuration
 from vigor_jax import train
 
 CELLS_FOLDER = "cells"
+_MOST_SEEDS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +103,18 @@ def _check_rule(entry: str, name: str) -> None:
   )
 
 
+def _check_own(flag: str, entry: str, overrides: dict[str, str]) -> None:
+  """Refuses fields that the grid sets itself, since they would be lost."""
+  for field, place in (
+    ("seed", "--seeds"),
+    ("allocation.name", "the name in --allocators"),
+  ):
+    if field in overrides:
+      raise configuration.ConfigError(
+        f"{flag}: {entry!r} sets {field}, which is for {place} to say"
+      )
+
+
 def parse_seeds(text: str) -> list[int]:
   """Parses "0,1,2" or "0-4"."""
   seeds: list[int] = []
@@ -112,6 +125,10 @@ def parse_seeds(text: str) -> list[int]:
         f"--seeds: expected whole numbers such as 0,1,2 or 0-4, got {entry!r}"
       )
     first, last = int(span[1]), int(span[2] or span[1])
+    if last - first >= _MOST_SEEDS:
+      raise configuration.ConfigError(
+        f"--seeds: {entry!r} are more than {_MOST_SEEDS} seeds"
+      )
     seeds += range(first, last + 1)
   if not seeds or len(set(seeds)) != len(seeds):
     raise configuration.ConfigError(
@@ -138,6 +155,7 @@ def make(
   for entry in split_entries(allocators):
     name, overrides = parse_entry(entry)
     _check_rule(entry, name)
+    _check_own("--allocators", entry, overrides)
     rules.append((entry, {"allocation.name": name, **overrides}))
   if not rules:
     raise configuration.ConfigError("--allocators is empty")
@@ -151,6 +169,7 @@ def make(
         raise configuration.ConfigError(
           f"--variants: {entry!r} changes nothing; expected field=value"
         )
+      _check_own("--variants", entry, overrides)
       streams.append((name or "-".join(overrides.values()), overrides))
   for what, names in (
     ("--allocators", [label for label, _ in rules]),
