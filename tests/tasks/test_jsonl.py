@@ -163,11 +163,10 @@ def test_data_that_changed_are_read_again(tmp_path):
 
 def test_columns_that_json_lacks_arrive_as_text(tmp_path):
   pyarrow = pytest.importorskip("pyarrow")
-  import pyarrow.parquet
-
+  parquet = pytest.importorskip("pyarrow.parquet")
   day = datetime.date(2025, 3, 1)
   table = pyarrow.table({"prompt": ["x"], "answer": ["y"], "day": [day]})
-  pyarrow.parquet.write_table(table, tmp_path / "data.parquet")
+  parquet.write_table(table, tmp_path / "data.parquet")
   task = make(str(tmp_path / "data.parquet"), held_out_share=0.0)
   assert task.source.prompts.metadata == [{"day": "2025-03-01"}]
 
