@@ -36,6 +36,15 @@ def test_a_family_without_bos(qwen):
   assert qwen.tokenizer.decode(qwen.encode(text), False) == text
 
 
+def test_ids_of_a_models_padding_are_shown(qwen):
+  """They would make "12" of 1, something unknown, 2."""
+  one, two = qwen.encode("12")
+  stray = qwen.vocab_size + 5
+  rows = np.array([[one, stray, two, qwen.eos_id], [one, two, stray, stray]])
+  assert qwen.decode_batch(rows, [4, 2]) == ["1\u00b72", "12"]
+  assert qwen.decode([stray]) == "\u00b7"
+
+
 @pytest.mark.parametrize("template", ["raw", "plain", "chat", "chat_boxed"])
 def test_exactly_one_bos_where_the_family_has_one(llama, template):
   """The chat template writes one itself, raw prompts get theirs."""

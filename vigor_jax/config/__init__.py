@@ -5,6 +5,7 @@ anything slow is imported.
 
   defaults.py   every field, its default and what it means
   fields.py     paths, types, values and suggestions
+  legal.py      values and ranges of single fields
   checks.py     what a whole configuration must satisfy
   loading.py    config files, overrides, JSON and the rule for a used workdir
   cli.py        the command line shared by train, compare and preflight

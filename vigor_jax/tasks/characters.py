@@ -13,7 +13,9 @@ import numpy as np
 
 PAD_ID = 0
 EOS_ID = 1
-_STRAY = "\u00b7"  # how a pad id shows that was sampled inside a completion
+# How an id shows that is no text but was sampled inside a completion: a pad, or
+# one of the ids that a model has beyond its vocabulary.
+STRAY = "\u00b7"
 
 
 class Vocabulary(Protocol):
@@ -61,7 +63,7 @@ class ByteTable:
     """`table` holds the byte of every id, the special ids' included."""
     # One entry more: a model's vocabulary may be padded, and what it samples
     # from the padding must show as text that no answer contains.
-    self._table = np.frombuffer(table + _STRAY.encode("latin-1"), np.uint8)
+    self._table = np.frombuffer(table + STRAY.encode("latin-1"), np.uint8)
     self._encoding = encoding
     self.fingerprint = f"{encoding} {table.hex()}"
     self.vocab_size = len(table)
@@ -92,7 +94,7 @@ class CharacterVocabulary(ByteTable):
   def __init__(self, alphabet: str):
     if len(set(alphabet)) != len(alphabet) or not alphabet.isascii():
       raise ValueError(f"alphabet must be distinct ASCII, got {alphabet!r}")
-    table = _STRAY + "\0" + alphabet
+    table = STRAY + "\0" + alphabet
     super().__init__(table.encode("latin-1"), "latin-1")
     self.alphabet = alphabet
     self._ids = {c: i for i, c in enumerate(alphabet, start=2)}
@@ -128,7 +130,7 @@ class PieceVocabulary:
     longest = sorted(pieces, key=len, reverse=True)
     self._match = re.compile("|".join(map(re.escape, longest))).match
     # One entry more, as in ByteTable: what is sampled from a model's padding.
-    self._texts = np.array([_STRAY, "", *pieces, _STRAY])
+    self._texts = np.array([STRAY, "", *pieces, STRAY])
 
   def encode(self, text: str) -> list[int]:
     ids, at = [], 0

@@ -20,7 +20,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from vigor_jax.tasks import files
+from vigor_jax.tasks import characters, files
 
 # Pre-tokenizers of the byte-level BPE families that GGUF names by a word.
 _SPLIT = (
@@ -100,7 +100,20 @@ class TokenizerVocabulary:
     for row, n in zip(np.asarray(tokens).tolist(), lengths):
       stop = next((i for i, t in enumerate(row[:n]) if t in self.eos_ids), n)
       rows.append(row[:stop])
+    if np.max(tokens, initial=0) >= self.vocab_size:
+      return [self._with_strays(row) for row in rows]
     return self.tokenizer.decode_batch(rows, skip_special_tokens=False)
+
+  def _with_strays(self, row: list[int]) -> str:
+    """Decodes ids of a model's padding as strays; tokenizers hides them."""
+    parts = [[]]
+    for i in row:
+      if i < self.vocab_size:
+        parts[-1].append(i)
+      else:
+        parts.append([])
+    texts = self.tokenizer.decode_batch(parts, skip_special_tokens=False)
+    return characters.STRAY.join(texts)
 
   def with_one_bos(self, text: str) -> str:
     """The text with exactly one BOS in front where the family has one."""
