@@ -190,6 +190,26 @@ def test_a_damaged_line_is_named(tmp_path):
     metrics.read_lines(str(path))
 
 
+def test_what_a_resumed_record_cannot_hold_is_named(tmp_path):
+  path = tmp_path / "a.jsonl"
+  path.write_text('\n{"step": 1}\n \n{"step": 2}\n')
+  metrics.JsonLines(str(path), resume_step=1).close()
+  assert path.read_text() == '{"step": 1}\n'
+  path.write_text('{"step": 1}\n{"loss": 2}\n')
+  with pytest.raises(ValueError, match="a.jsonl, line 2: has no step"):
+    metrics.JsonLines(str(path), resume_step=1)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"total_steps": ""}'])
+def test_a_damaged_summary_is_named(tmp_path, text):
+  from vigor_jax import record
+
+  assert record.read_summary(str(tmp_path)) is None
+  (tmp_path / "summary.json").write_text(text)
+  with pytest.raises(ValueError, match="summary.json: cannot be read.*delete"):
+    record.read_summary(str(tmp_path))
+
+
 def test_a_torn_last_line_is_not_read(tmp_path):
   path = tmp_path / "x.jsonl"
   path.write_text('{"step": 1}\n{"step": 2}')

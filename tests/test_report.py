@@ -218,6 +218,13 @@ def test_wrong_folders_are_named(tmp_path, capsys):
   assert "nowhere is not a folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"cells": [{"label": 1}]}'])
+def test_a_damaged_comparison_is_named(tmp_path, text):
+  (tmp_path / report.COMPARE_FILE).write_text(text)
+  with pytest.raises(ValueError, match="compare.json: "):
+    report.build([tmp_path])
+
+
 def test_labels_never_overlap():
   from vigor_jax.reporting import plots
   moved = plots.spread([0.5, 0.5, 0.1, 0.52], 0.2, 0.0, 1.0)

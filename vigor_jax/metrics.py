@@ -113,7 +113,12 @@ class JsonLines:
     kept = []
     if resume_step is not None:
       for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
-        if _parse_line(self._path, number, line)["step"] <= resume_step:
+        if not line.strip():
+          continue
+        step = _parse_line(self._path, number, line).get("step")
+        if not isinstance(step, (int, float)):
+          raise ValueError(f"{self._path}, line {number}: has no step")
+        if step <= resume_step:
           kept.append(line + b"\n")
     if raw != b"".join(kept):
       atomic_write(self._path, b"".join(kept))

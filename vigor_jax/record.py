@@ -242,9 +242,20 @@ class Record:
 
 
 def read_summary(workdir: str) -> dict[str, Any] | None:
-  """The summary of a complete run, or None."""
+  """The summary of a complete run, or None.
+
+  Raises:
+    ValueError: there is one that cannot be read.
+  """
   path = os.path.join(workdir, SUMMARY_FILE)
   if not os.path.exists(path):
     return None
-  with open(path) as file:
-    return json.load(file)
+  try:
+    with open(path, encoding="utf-8") as file:
+      summary = json.load(file)
+    int(summary["total_steps"])
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(
+        f"{path}: cannot be read ({error!r}); delete it, and the same command "
+        "goes on from the last checkpoint") from error
+  return summary

@@ -69,7 +69,7 @@ def _collect(folders) -> tuple[list[run_folders.Run], dict]:
     if not (folder / COMPARE_FILE).exists():
       runs.append(run_folders.read(folder))
       continue
-    found = json.loads((folder / COMPARE_FILE).read_text(encoding="utf-8"))
+    found = _comparison(folder / COMPARE_FILE)
     record = record or found
     for cell in found["cells"]:
       place = folder / cell["folder"]
@@ -79,6 +79,19 @@ def _collect(folders) -> tuple[list[run_folders.Run], dict]:
         runs.append(run)
   run_folders.label_runs(runs)
   return runs, record
+
+
+def _comparison(path: pathlib.Path) -> dict:
+  """What compare.json holds. ValueError: it is damaged, or something else."""
+  wanted = {"folder", "state", "label", "variant"}
+  try:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    whole = all(wanted <= set(cell) for cell in found["cells"])
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{path}: cannot be read ({error!r})") from error
+  if not whole:
+    raise ValueError(f"{path}: a cell lacks one of {', '.join(sorted(wanted))}")
+  return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
