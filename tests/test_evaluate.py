@@ -397,7 +397,9 @@ def test_a_task_without_held_out_prompts_trains(tmp_path, capsys):
   with pytest.raises(ValueError, match="data are not those the run began with"):
     train.train(config, workdir, quiet=True)
   write_lines(tmp_path / "a.jsonl", 12)
-  assert train.train(config, workdir, quiet=True)["step"] == 2
+  capsys.readouterr()
+  assert train.train(config, workdir)["step"] == 2
+  assert "data train: 12 records, 12 prompts\n" in capsys.readouterr().out
 
 
 def test_a_run_is_evaluated_without_its_configuration(a_run, tmp_path, capsys):

@@ -90,6 +90,8 @@ def train(config, workdir: str, *, quiet: bool = False, progress=None,
                                command=command)
     record.say(settings_lib.memory_line(parts.sampler.settings, parts.sizes,
                                         parts.placement))
+    for line in parts.task.counts_text():
+      record.say(f"data {line}")
     loop = _supervised if config.stage == "sft" else _reinforce
     try:
       with record_lib.Signals() as signals:

@@ -60,6 +60,7 @@ def test_a_bad_record_names_file_and_physical_line(tmp_path, bad, words, name):
   assert task.counts["train/malformed"] == 1
   assert task.counts["train/records"] == 4
   assert task.stream(0).num_examples == 3
+  assert task.counts_text() == ["train: 4 records, 1 malformed, 3 prompts"]
 
 
 def test_bytes_that_are_no_text(tmp_path):

@@ -68,6 +68,16 @@ class Task:
   stop_strings: tuple[str, ...] = ()
   counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
+  def counts_text(self) -> list[str]:
+    """What was read, left out and kept, one line a part, for a run's log."""
+    parts: dict[str, list[str]] = {}
+    for key, value in self.counts.items():
+      part, _, what = key.rpartition("/")
+      if value or what in ("records", "prompts"):
+        words = f"{value} {what.replace('_', ' ')}"
+        parts.setdefault(part, []).append(words)
+    return [f"{part}: {', '.join(words)}" for part, words in parts.items()]
+
   def stream(self, seed: int, shard=0, num_shards=1) -> PromptStream:
     """The training prompts in the order of this seed.
 
