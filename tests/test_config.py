@@ -79,6 +79,9 @@ def test_overrides_keep_their_types(example):
     ("seed=True", ["seed: expected int"]),
     ("seed=three", ["seed: expected int"]),
     ("seed=", ["seed: expected int", "''"]),
+    ("seed=99999999999999999999", ["seed: must lie in [-2147483647, 21474"]),
+    ("seed=" + "9" * 5000, ["seed: must lie in", "of 5000 characters"]),
+    ("rollout_budget=99999999", ["rollout_budget: must lie in [1, 65536]"]),
     ("model.sizes.tied=0", ["model.sizes.tied: expected bool", "true or false"]),
     ("model.sizes.tied=yes", ["model.sizes.tied: expected bool"]),
     ("optimizer.learning_rate=fast", ["learning_rate: expected float"]),
@@ -118,7 +121,7 @@ def test_the_named_allocators_own_field_is_the_nearest(example):
     ("total_steps=0", ["total_steps: must be at least 1, got 0"]),
     ("sampling.top_p=0", ["sampling.top_p: must lie in (0, 1]"]),
     ("optimizer.eps=0", ["optimizer.eps: must be more than 0"]),
-    ("sampling.slots=-1", ["sampling.slots: must be at least 0"]),
+    ("sampling.slots=-1", ["sampling.slots: must lie in [0, 65536]"]),
     ("sampling.memory=-1", ["sampling.memory: must be at least 0"]),
     ("sampling.prompt_buckets=32,16", ["prompt_buckets", "(32, 16)"]),
     ("sampling.prompt_buckets=()", ["prompt_buckets", "()"]),
@@ -246,6 +249,9 @@ def test_a_place_without_permission_is_refused(tmp_path, monkeypatch):
     ("config.seed = 1.5", ["line 5", "'seed': expected int, got float"]),
     ("config.model.sizes.tied = 'False'", ["'tied': expected bool"]),
     ("config = {'sed': 1}", ["'sed'", "'seed'"]),
+    ("config = {3: 1}", ["3 is no field's name"]),
+    ("config = {'task': {'name': []}}", ["task.name: expected str, got []"]),
+    ("raise SystemExit(4)", ["line 5", "ends the program"]),
     ("config = 3", ["returned a int", "ConfigDict"]),
     ("raise ValueError('my own words')", ["line 5", "my own words"]),
     ("config = (", ["line", "was never closed"]),
@@ -258,10 +264,34 @@ def test_errors_in_files_name_file_and_line(tmp_path, body, names):
     assert name in message
 
 
+@pytest.mark.parametrize(
+  "raw, words",
+  [
+    (b"[1, 2]", "expected an object with the configuration's fields, got a list"),
+    (b'{"seed": 1', "not JSON"),
+    (b"", "not JSON"),
+    (b"[" * 100_000, "not JSON"),
+    (b'{"seed": ' + b"9" * 5000 + b"}", "not JSON"),
+    (b"\xff\xfe", "cannot be read"),
+    (b'{"optimizer": {"eps": NaN}}', "optimizer.eps: must be finite"),
+    (b'{"seed": {"a": 1}}', "no section 'seed'"),
+  ],
+)
+def test_damaged_json_is_named(tmp_path, raw, words):
+  path = tmp_path / "config.json"
+  path.write_bytes(raw)
+  message = _refused(f"--config={path}")
+  assert str(path) in message and words in message
+
+
 def test_a_file_needs_get_config_and_its_argument(tmp_path):
   path = tmp_path / "empty.py"
   path.write_text("x = 1\n")
   assert "no get_config" in _refused(f"--config={path}")
+  path.write_text("get_config = 3\n")
+  assert "must be a function, got 3" in _refused(f"--config={path}")
+  (tmp_path / "notes.txt").touch()
+  assert "neither a Python" in _refused(f"--config={tmp_path}/notes.txt")
   message = _refused(_file(tmp_path, "pass") + ":arg")
   assert "takes no argument" in message
 

@@ -22,6 +22,23 @@ def test_resolve_by_full_and_short_name():
   assert rewards.reward_name(exact.verify) == "vigor_jax.rewards.exact:verify"
 
 
+@pytest.mark.parametrize(
+  "body, words",
+  [
+    ("x = 1\nraise ValueError('own words')", ["line 2", "own words"]),
+    ("import sys\nsys.exit(0)", ["line 2", "SystemExit"]),
+    ("def verify(:", ["SyntaxError", "line 1"]),
+  ],
+)
+def test_a_module_that_fails_is_named(tmp_path, monkeypatch, body, words):
+  (tmp_path / "failing_reward.py").write_text(body)
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(rewards.RewardError) as caught:
+    rewards.resolve("failing_reward:verify")
+  for word in ["importing 'failing_reward' failed", *words]:
+    assert word in str(caught.value)
+
+
 def test_every_alias_resolves():
   for name, target in rewards.ALIASES.items():
     module, _, function = target.partition(":")

@@ -15,6 +15,10 @@ from vigor_jax import allocation
 from vigor_jax import tasks
 
 
+# Of whole numbers, either way: as many as an int32 holds.
+LARGEST = 2**31 - 1
+
+
 class ConfigError(ValueError):
   """A configuration that cannot be run; the message is for its author."""
 
@@ -23,6 +27,8 @@ def flatten(config, prefix: str = "") -> dict[str, Any]:
   """Returns {"section.field": value} for all leaves, sorted by name."""
   flat = {}
   for name in config:
+    if not isinstance(name, str):
+      raise ConfigError(f"{prefix or 'fields'}: {name!r} is no field's name")
     value = config[name]
     if isinstance(value, (ml_collections.ConfigDict, dict)):
       flat.update(flatten(value, f"{prefix}{name}."))
@@ -148,7 +154,12 @@ def parse_text(path: str, declared: Any, text: str) -> Any:
   if origin is int:
     if not re.fullmatch(r"[+-]?\d+(_\d+)*", text):
       raise _wrong(path, declared, text)
-    return int(text)
+    if len(text) > 40:  # Python refuses to read thousands of digits.
+      raise ConfigError(
+        f"{path}: must lie in [-{LARGEST}, {LARGEST}], got {text[:12]}... of "
+        f"{len(text)} characters"
+      )
+    return check_value(path, declared, int(text))
   if origin is float:
     try:
       number = float(text)
@@ -196,6 +207,10 @@ def check_value(path: str, declared: Any, value: Any) -> Any:
   if origin is int:
     if isinstance(value, bool) or not isinstance(value, int):
       raise _wrong(path, declared, value)
+    if abs(value) > LARGEST:
+      raise ConfigError(
+        f"{path}: must lie in [-{LARGEST}, {LARGEST}], got {value}"
+      )
     return value
   if origin in (tuple, list):
     if not isinstance(value, (tuple, list)):

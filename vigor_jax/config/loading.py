@@ -40,9 +40,10 @@ def build(values: Mapping[str, Any] | ml_collections.ConfigDict, source: str):
   Raises:
     ConfigError: an unknown field or a value of the wrong type.
   """
-  flat = fields.flatten(values)
   try:
-    config = default_config(flat.pop("task.name", "arithmetic"))
+    flat = fields.flatten(values)
+    name = flat.pop("task.name", "arithmetic")
+    config = default_config(fields.check_value("task.name", str, name))
   except ValueError as error:
     raise ConfigError(f"{source}: {error}") from error
   # The allocator's name first: it decides which suggestions are near.
@@ -70,12 +71,12 @@ def load_file(spec: str) -> ml_collections.ConfigDict:
   if not os.path.isfile(path):
     raise ConfigError(f"--config: there is no file {path!r}{_near_file(path)}")
   if path.endswith(".json"):
-    try:
-      with open(path, encoding="utf-8") as file:
-        text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-      raise ConfigError(f"{path}: cannot be read: {error}") from error
-    return from_json(text, path)
+    return read_json(path)
+  if not path.endswith(".py"):
+    raise ConfigError(
+      f"--config: {path!r} is neither a Python file (.py) nor the config.json "
+      "of a run"
+    )
   module = importlib.util.module_from_spec(
     importlib.util.spec_from_file_location("vigor_jax_config_file", path)
   )
@@ -83,6 +84,10 @@ def load_file(spec: str) -> ml_collections.ConfigDict:
   get_config = getattr(module, "get_config", None)
   if get_config is None:
     raise ConfigError(f"{path}: defines no get_config()")
+  if not callable(get_config):
+    raise ConfigError(
+      f"{path}: get_config must be a function, got {get_config!r}"
+    )
   takes_argument = bool(inspect.signature(get_config).parameters)
   if argument is not None and not takes_argument:
     raise ConfigError(
@@ -102,14 +107,17 @@ def _in_file(path, call):
   """Runs a config file's code; its errors become ConfigErrors with the line."""
   try:
     return call()
-  except Exception as error:
+  except (Exception, SystemExit) as error:
     frames = traceback.extract_tb(sys.exc_info()[2])
     lines = [f.lineno for f in frames if f.filename == path]
-    line = lines[-1] if lines else getattr(error, "lineno", "?")
+    line = (lines[-1:] or [getattr(error, "lineno", None)])[0]
     detail = str(error).strip() or type(error).__name__
+    if isinstance(error, SystemExit):
+      detail = f"it ends the program (SystemExit: {error})"
     if frames[-1].filename.startswith(os.path.dirname(config_dict.__file__)):
       detail = _in_own_words(error, detail)
-    raise ConfigError(f"{path}, line {line}: {detail}") from error
+    where = path if line is None else f"{path}, line {line}"
+    raise ConfigError(f"{where}: {detail}") from error
 
 
 def _in_own_words(error: Exception, detail: str) -> str:
@@ -224,7 +232,7 @@ def from_json(text: str, source: str = "config.json"):
   """Returns the configuration that `to_json` wrote."""
   try:
     values = json.loads(text)
-  except json.JSONDecodeError as error:
+  except (ValueError, RecursionError) as error:
     raise ConfigError(f"{source}: not JSON ({error})") from error
   if not isinstance(values, dict):
     raise ConfigError(
@@ -232,6 +240,20 @@ def from_json(text: str, source: str = "config.json"):
       f"{type(values).__name__}"
     )
   return build(values, source)
+
+
+def read_json(path: str | os.PathLike):
+  """Returns the configuration in a run's config.json.
+
+  Raises:
+    ConfigError: the file cannot be read or is damaged; names it.
+  """
+  try:
+    with open(path, encoding="utf-8") as file:
+      text = file.read()
+  except (OSError, UnicodeDecodeError) as error:
+    raise ConfigError(f"{path} cannot be read: {error}") from error
+  return from_json(text, str(path))
 
 
 def fingerprint(config, ignore: tuple[str, ...] = MAY_CHANGE) -> str:
