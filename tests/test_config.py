@@ -264,26 +264,6 @@ def test_errors_in_files_name_file_and_line(tmp_path, body, names):
     assert name in message
 
 
-@pytest.mark.parametrize(
-  "raw, words",
-  [
-    (b"[1, 2]", "expected an object with the configuration's fields, got a list"),
-    (b'{"seed": 1', "not JSON"),
-    (b"", "not JSON"),
-    (b"[" * 100_000, "not JSON"),
-    (b'{"seed": ' + b"9" * 5000 + b"}", "not JSON"),
-    (b"\xff\xfe", "cannot be read"),
-    (b'{"optimizer": {"eps": NaN}}', "optimizer.eps: must be finite"),
-    (b'{"seed": {"a": 1}}', "no section 'seed'"),
-  ],
-)
-def test_damaged_json_is_named(tmp_path, raw, words):
-  path = tmp_path / "config.json"
-  path.write_bytes(raw)
-  message = _refused(f"--config={path}")
-  assert str(path) in message and words in message
-
-
 def test_a_file_needs_get_config_and_its_argument(tmp_path):
   path = tmp_path / "empty.py"
   path.write_text("x = 1\n")
@@ -302,6 +282,10 @@ def test_a_file_needs_get_config_and_its_argument(tmp_path):
     (b"[]", "expected an object.*list"),
     (b'"seed"', "expected an object.*str"),
     (b"", "not JSON"),
+    (b"[" * 100_000, "not JSON"),
+    (b'{"seed": ' + b"9" * 5000 + b"}", "not JSON"),
+    (b'{"optimizer": {"eps": NaN}}', "optimizer.eps: must be finite"),
+    (b'{"seed": {"a": 1}}', "no section 'seed'"),
     (b'{"seed": "1"}', "seed: expected int"),
     (b'{"sed": 1}', "unknown field 'sed'.*'seed'"),
     (b"\xff\xfe", "cannot be read"),

@@ -214,7 +214,9 @@ def test_pass_rates_are_deconvolved():
 def test_wrong_folders_are_named(tmp_path, capsys):
   with pytest.raises(ValueError, match="neither config.json nor"):
     report.build([tmp_path])
-  assert report.main([str(tmp_path / "nowhere")]) == 2
+  with pytest.raises(SystemExit) as caught:
+    report.main([str(tmp_path / "nowhere")])
+  assert caught.value.code == 2
   assert "nowhere is not a folder" in capsys.readouterr().err
 
 

@@ -31,8 +31,10 @@ from collections.abc import Sequence
 from absl import flags
 
 from vigor_jax import config as configuration
+from vigor_jax import endings
 from vigor_jax import metrics
 from vigor_jax import report
+from vigor_jax import workdirs
 from vigor_jax.grid import board as board_lib
 from vigor_jax.grid import cells as cell_lib
 from vigor_jax.grid import workers
@@ -269,10 +271,18 @@ def compare(
 
   Raises:
     ConfigError: something that cannot be run; nothing was started.
+    ValueError: another process is at work in the folder.
     KeyboardInterrupt: stopped on request; everything is saved.
   """
   grid = cell_lib.make(config, allocators, seeds, variants)
   baseline = _choose_baseline(grid, baseline)
+  with workdirs.Lock(workdir) as lock:
+    lock.acquire()
+    return _compare(grid, workdir, baseline, jobs, command, run, file)
+
+
+def _compare(grid, workdir, baseline, jobs, command, run, file) -> int:
+  """`compare`, in a folder that no other process works in."""
   finished = [cell for cell in grid if cell_lib.is_finished(workdir, cell)]
   todo = [cell for cell in grid if cell not in finished]
   jobs = _jobs(jobs, len(todo)) if todo else 1
@@ -284,7 +294,6 @@ def compare(
     f"{len(grid)} cells, {len(finished)} of them finished already; "
     f"{jobs} at a time; baseline {baseline}"
   )
-  pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
   call = functools.partial(run, workdir=str(workdir))
 
   def write(results):
@@ -335,7 +344,7 @@ def main(argv: Sequence[str]) -> int:
   asked = args.flags
   # A polite stop from outside is the same as Ctrl-C.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
-  try:
+  with endings.one_message(f"stopped; to go on:\n  {command}"):
     return compare(
       args.config,
       args.workdir,
@@ -346,11 +355,6 @@ def main(argv: Sequence[str]) -> int:
       jobs=asked.jobs,
       command=command,
     )
-  except configuration.ConfigError as error:
-    configuration.exit_with_message(error)
-  except KeyboardInterrupt:
-    print(f"stopped; to go on:\n  {command}", flush=True)
-    return 130
 
 
 if __name__ == "__main__":

@@ -32,11 +32,15 @@ def count() -> int:
 def keep_programs(folder: str) -> None:
   """Uses `folder` as JAX's persistent compilation cache.
 
-  A user's own setting (jax_compilation_cache_dir) is left alone.
+  A user's own setting (jax_compilation_cache_dir) is left alone; without
+  permission to write there, programs are compiled anew.
   """
   if jax.config.jax_compilation_cache_dir:
     return
-  os.makedirs(folder, exist_ok=True)
+  try:
+    os.makedirs(folder, exist_ok=True)
+  except OSError:
+    return
   jax.config.update("jax_compilation_cache_dir", os.path.abspath(folder))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

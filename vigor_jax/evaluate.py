@@ -21,6 +21,7 @@ from typing import Any, Callable, Sequence
 from absl import flags
 import numpy as np
 
+from vigor_jax import endings
 from vigor_jax import statistics
 from vigor_jax.metrics import atomic_write
 from vigor_jax.policy import families
@@ -259,10 +260,16 @@ def _define(values) -> None:
 
 
 def _with_config(argv: Sequence[str]) -> list[str]:
-  """The command line, with the run's own configuration where it names none."""
+  """The command line, with the run's own configuration where it names none.
+
+  Raises:
+    ValueError: the checkpoint is not there.
+  """
   given = [a.lstrip("-").partition("=") for a in argv[1:]]
   paths = [value for name, _, value in given if name == "checkpoint"]
   if paths and not any(name == "config" for name, *_ in given):
+    if "://" not in paths[-1] and not os.path.exists(paths[-1]):
+      raise ValueError(f"--checkpoint: {paths[-1]!r} does not exist")
     run = os.path.abspath(paths[-1])
     for folder in (run, os.path.dirname(os.path.dirname(run))):
       path = os.path.join(folder, "config.json")
@@ -272,16 +279,18 @@ def _with_config(argv: Sequence[str]) -> list[str]:
 
 
 def main(argv) -> None:
+  with endings.one_message():
+    _main(argv)
+
+
+def _main(argv) -> None:
   from vigor_jax.config import cli
   args = cli.parse_flags(_with_config(argv), _USAGE, _define,
                          needs_workdir=False)
   config, output = args.config, args.flags.output
-  try:
-    if os.path.isdir(output):
-      raise ValueError(f"--output: {output!r} is a folder, not a file")
-    cli.check_place("--output", output)
-  except ValueError as error:
-    cli.exit_with_message(error)
+  if os.path.isdir(output):
+    raise ValueError(f"--output: {output!r} is a folder, not a file")
+  cli.check_place("--output", output)
   with config.unlocked():
     if args.flags.checkpoint:
       # A run's checkpoint replaces the weights of the model it started from.
@@ -292,16 +301,13 @@ def main(argv) -> None:
   from vigor_jax import distributed
   from vigor_jax import experiment  # jax starts here, after the checks.
   from vigor_jax import train
-  try:
-    team = distributed.initialize(config.mesh.host_timeout)
-    with experiment.build(config, training=False) as parts:
-      evaluator = Evaluator(parts)
-      protocol = evaluator.protocol()
-      print(protocol_text(protocol), file=sys.stderr, flush=True)
-      params = train.initial_params(parts, args.workdir or "runs/evaluate")
-      metrics, samples = evaluator(params, 0)
-  except ValueError as error:
-    cli.exit_with_message(error)
+  team = distributed.initialize(config.mesh.host_timeout)
+  with experiment.build(config, training=False) as parts:
+    evaluator = Evaluator(parts)
+    protocol = evaluator.protocol()
+    print(protocol_text(protocol), file=sys.stderr, flush=True)
+    params = train.initial_params(parts, args.workdir or "runs/evaluate")
+    metrics, samples = evaluator(params, 0)
   if not team.primary:
     return
   for key, value in metrics.items():

@@ -14,7 +14,7 @@ import argparse
 import os
 import sys
 
-from vigor_jax.config import cli
+from vigor_jax import endings
 from vigor_jax.policy import families
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -52,8 +52,7 @@ def export(workdir: str, folder: str, *, step: int | None = None,
   if step not in steps:
     raise ValueError(f"{workdir}: there is no checkpoint of step {step}; there "
                      f"are {steps or 'none'}")
-  with open(path) as file:
-    config = config_lib.from_json(file.read(), path)
+  config = config_lib.read_json(path)
   checkpoint = config.model.checkpoint
   # The task is built only where its vocabulary is the model's.
   known = checkpoint or config.model.sizes.vocab
@@ -96,11 +95,9 @@ def main(argv) -> None:
   parser.add_argument("--dtype", choices=_DTYPES, default="",
                       help="default: that of the run's parameters")
   args = parser.parse_args(argv[1:])
-  try:
+  with endings.one_message():
     step, files = export(args.workdir, args.to, step=args.step,
                          dtype=args.dtype)
-  except ValueError as error:
-    cli.exit_with_message(error)
   print(f"step {step} of {args.workdir} is in {args.to}: {', '.join(files)}")
   if "tokenizer.json" not in files:
     print("without a tokenizer: this run's vocabulary is not a pretrained one")

@@ -18,6 +18,7 @@ import sys
 
 from absl import flags
 
+from vigor_jax import endings
 from vigor_jax.config import cli
 from vigor_jax.config import fields
 
@@ -47,18 +48,20 @@ def _define(values) -> None:
 
 
 def main(argv) -> None:
+  with endings.one_message():
+    _main(argv)
+
+
+def _main(argv) -> None:
   args = cli.parse_flags(argv, _USAGE, _define, needs_workdir=False)
   from vigor_jax.aot import chips
   name = args.flags.topology or args.config.topology
-  try:
-    if not name:
-      raise chips.TopologyError(
-          "--topology is missing, and the configuration names none; for "
-          "example --topology=v5e:4x4")
-    chips.prepare(name)  # Before jax is imported.
-    reports = _reports(args, name)
-  except ValueError as error:
-    cli.exit_with_message(error)
+  if not name:
+    raise chips.TopologyError(
+        "--topology is missing, and the configuration names none; for "
+        "example --topology=v5e:4x4")
+  chips.prepare(name)  # Before jax is imported.
+  reports = _reports(args, name)
   from vigor_jax.aot import page
   command = shlex.join(["python", "-m", "vigor_jax.preflight", *argv[1:]])
   if args.workdir:

@@ -31,6 +31,9 @@ from vigor_jax.config import loading
 
 CONFIG_FILE = "config.json"
 SUMMARY_FILE = "summary.json"
+# What others read of it.
+_SUMMARY_FIELDS = {"total_steps": int, "rollouts": int, "seconds": (int, float),
+                   "curve": list}
 
 
 class Interrupted(Exception):
@@ -76,8 +79,7 @@ def as_begun(config, workdir: str):
   path = os.path.join(workdir, CONFIG_FILE)
   if not os.path.exists(path):
     return config
-  with open(path) as file:
-    return loading.as_begun(loading.from_json(file.read(), path), config)
+  return loading.as_begun(loading.read_json(path), config)
 
 
 def check_config(config, workdir: str) -> list[str]:
@@ -89,11 +91,14 @@ def check_config(config, workdir: str) -> list[str]:
   Raises:
     ConfigError: the workdir belongs to another run; names the fields.
   """
+  folder = os.path.join(workdir, checkpoints.FOLDER)
+  if os.path.exists(folder) and not os.path.isdir(folder):
+    raise loading.ConfigError(f"{folder} is a file; a run keeps its "
+                              "checkpoints there: choose another --workdir")
   path = os.path.join(workdir, CONFIG_FILE)
   if not os.path.exists(path):
     return []
-  with open(path) as file:
-    old = loading.from_json(file.read(), path)
+  old = loading.read_json(path)
   return [f"changed since the run began: {d}"
           for d in loading.check_resume(old, config, workdir)]
 
@@ -253,9 +258,11 @@ def read_summary(workdir: str) -> dict[str, Any] | None:
   try:
     with open(path, encoding="utf-8") as file:
       summary = json.load(file)
-    int(summary["total_steps"])
-  except (ValueError, KeyError, TypeError) as error:
+    for name, kind in _SUMMARY_FIELDS.items():
+      if not isinstance(summary[name], kind):
+        raise ValueError(f"{name} is {summary[name]!r}")
+  except (OSError, ValueError, KeyError, TypeError) as error:
     raise ValueError(
-        f"{path}: cannot be read ({error!r}); delete it, and the same command "
-        "goes on from the last checkpoint") from error
+        f"{path}: cannot be read ({type(error).__name__}: {error}); delete it, "
+        "and the same command writes it again") from error
   return summary

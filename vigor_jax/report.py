@@ -15,6 +15,7 @@ import os
 import pathlib
 import sys
 
+from vigor_jax import endings
 from vigor_jax import metrics
 from vigor_jax.reporting import page as page_lib
 from vigor_jax.reporting import runs as run_folders
@@ -69,7 +70,7 @@ def _collect(folders) -> tuple[list[run_folders.Run], dict]:
     if not (folder / COMPARE_FILE).exists():
       runs.append(run_folders.read(folder))
       continue
-    found = _comparison(folder / COMPARE_FILE)
+    found = _read_comparison(folder / COMPARE_FILE)
     record = record or found
     for cell in found["cells"]:
       place = folder / cell["folder"]
@@ -81,16 +82,23 @@ def _collect(folders) -> tuple[list[run_folders.Run], dict]:
   return runs, record
 
 
-def _comparison(path: pathlib.Path) -> dict:
-  """What compare.json holds. ValueError: it is damaged, or something else."""
-  wanted = {"folder", "state", "label", "variant"}
+def _read_comparison(path: pathlib.Path) -> dict:
+  """A comparison's record.
+
+  Raises:
+    ValueError: the file is damaged; names it.
+  """
   try:
     found = json.loads(path.read_text(encoding="utf-8"))
-    whole = all(wanted <= set(cell) for cell in found["cells"])
-  except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(f"{path}: cannot be read ({error!r})") from error
-  if not whole:
-    raise ValueError(f"{path}: a cell lacks one of {', '.join(sorted(wanted))}")
+    for cell in found["cells"]:
+      for name in ("folder", "state", "label", "variant"):
+        if not isinstance(cell[name], str):
+          raise ValueError(f"{name} is {cell[name]!r}")
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise ValueError(
+      f"{path}: cannot be read ({type(error).__name__}: {error}); the same "
+      "vigor_jax.compare command writes it again"
+    ) from error
   return found
 
 
@@ -105,12 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   parser.add_argument("--out", help="folder for report.html and plots/")
   args = parser.parse_args(argv)
-  try:
-    path = build(args.folders, args.out)
-  except ValueError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
-  print(path)
+  with endings.one_message():
+    print(build(args.folders, args.out))
   return 0
 
 

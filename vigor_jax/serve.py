@@ -16,7 +16,7 @@ import os
 import socket
 import sys
 
-from vigor_jax.config import cli
+from vigor_jax import endings
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,6 +79,8 @@ def serve(args) -> None:
   if args.max_waiting < 1:
     raise ValueError(f"--max_waiting must be at least 1, got "
                      f"{args.max_waiting}")
+  if "://" not in args.checkpoint and not os.path.exists(args.checkpoint):
+    raise ValueError(f"--checkpoint: {args.checkpoint!r} does not exist")
   _check_port(args.host, args.port)
   # jax, JetStream and TensorFlow start here, after the cheap checks; the
   # last is loud about instructions and drivers that do not matter here.
@@ -118,12 +120,8 @@ def serve(args) -> None:
 
 def main(argv) -> None:
   args = _parser().parse_args(argv[1:])
-  try:
+  with endings.one_message():
     serve(args)
-  except ValueError as error:
-    cli.exit_with_message(error)
-  except KeyboardInterrupt:
-    sys.exit(130)
 
 
 if __name__ == "__main__":

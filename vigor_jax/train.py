@@ -17,6 +17,7 @@ import sys
 import time
 from typing import Any
 
+from vigor_jax import endings
 from vigor_jax.config import cli
 
 _USAGE = """Trains a policy; the same command again continues the run.
@@ -48,15 +49,24 @@ def train(config, workdir: str, *, quiet: bool = False, progress=None,
   Raises:
     ConfigError: the workdir belongs to a run with other settings, or to one
       that is further than total_steps.
+    ValueError: another process is at work there.
     record.Interrupted: SIGTERM or Ctrl-C; the state is saved.
     ValueError: something wrong with the task, reward or data.
   """
+  from vigor_jax import workdirs
+  with workdirs.Lock(workdirs.local(workdir)) as lock:
+    return _train(config, workdir, lock, quiet, progress, command)
+
+
+def _train(config, workdir, lock, quiet, progress, command) -> dict[str, Any]:
+  """`train`, which takes the workdir's lock and gives it back."""
   from vigor_jax import distributed
   from vigor_jax import record as record_lib
   from vigor_jax import workdirs
   team, folder = distributed.cluster(), workdirs.local(workdir)
 
   def look():
+    lock.acquire()
     workdirs.Mirror(workdir).fetch()
     return (record_lib.check_config(config, folder),
             record_lib.read_summary(folder),
@@ -304,10 +314,15 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
 
 def main(argv) -> None:
   args = cli.parse_flags(argv, _USAGE)
+  command = shlex.join(["python", "-m", "vigor_jax.train", *argv[1:]])
+  with endings.one_message(f"stopped at once\nto go on:\n  {command}"):
+    _main(args, command)
+
+
+def _main(args, command: str) -> None:
   from vigor_jax import distributed
   from vigor_jax import record as record_lib
   from vigor_jax.config import pretty
-  command = shlex.join(["python", "-m", "vigor_jax.train", *argv[1:]])
   try:
     team = distributed.initialize(args.config.mesh.host_timeout)
     if team.primary:
@@ -321,9 +336,6 @@ def main(argv) -> None:
     if team.primary:
       print(f"{stop}\nto go on:\n  {command}", flush=True)
     sys.exit(128 + stop.signum)
-  # OSError: a disk that is full, a file that may not be written.
-  except (ValueError, FloatingPointError, OSError) as error:
-    cli.exit_with_message(error)
 
 
 def _report(workdir: str, summary: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ a new machine that is given the same workdir fetches them and goes on.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 # Local copies, one folder per remote workdir.
 CACHE = os.path.join("~", ".cache", "vigor_jax", "workdirs")
 _SKIPPED = ("checkpoints", "traces")
+LOCK_FILE = ".lock"
 
 
 def is_remote(workdir: str | os.PathLike) -> bool:
@@ -36,6 +38,60 @@ def local(workdir: str) -> str:
   name = workdir.rstrip("/").rsplit("/", 1)[-1]
   digest = hashlib.sha256(workdir.rstrip("/").encode()).hexdigest()[:8]
   return os.path.join(os.path.expanduser(CACHE), f"{name}-{digest}")
+
+
+class Lock:
+  """Keeps a second process out of a folder while this one works in it.
+
+  The lock is the kernel's: it goes with the process, however that ends, and is
+  inherited by no child. The file stays. Processes of other machines are kept
+  out only where the file system knows such locks (NFS does).
+
+  Args:
+    folder: local folder, made if absent.
+    what: names the folder's flag in messages.
+  """
+
+  def __init__(self, folder: str | os.PathLike, what: str = "--workdir"):
+    self._folder, self._what = os.fspath(folder), what
+    self._file = None
+
+  def acquire(self) -> None:
+    """Takes the lock.
+
+    Raises:
+      ValueError: another process has it, or the folder cannot be written to.
+    """
+    try:
+      os.makedirs(self._folder, exist_ok=True)
+      file = open(os.path.join(self._folder, LOCK_FILE), "a+")
+    except OSError as error:
+      raise ValueError(f"{self._what}: {self._folder!r} cannot be written to "
+                       f"({error.strerror})") from error
+    try:
+      fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+      file.seek(0)
+      owner = file.read(20).strip()
+      file.close()
+      raise ValueError(
+          f"{self._what}: another process{owner and f' ({owner})'} is at work "
+          f"in {self._folder!r}; wait for it, or choose another folder"
+      ) from error
+    except OSError:  # A file system without locks.
+      pass
+    file.truncate(0)
+    file.write(f"pid {os.getpid()}")
+    file.flush()
+    self._file = file
+
+  def __enter__(self) -> Lock:
+    return self
+
+  def __exit__(self, *unused) -> None:
+    if self._file is not None:
+      self._file.close()
+      self._file = None
 
 
 def exists(workdir: str, name: str) -> bool:
@@ -82,7 +138,8 @@ class Mirror:
       return
     os.makedirs(self._local, exist_ok=True)
     for name in os.listdir(self._local):
-      if os.path.isfile(os.path.join(self._local, name)):
+      # The lock file must stay the one that others look at.
+      if name != LOCK_FILE and os.path.isfile(os.path.join(self._local, name)):
         os.unlink(os.path.join(self._local, name))
     try:
       if not self._remote.exists():
@@ -102,6 +159,8 @@ class Mirror:
     for folder, folders, names in os.walk(self._local):
       folders[:] = [f for f in folders if f not in _SKIPPED]
       for name in names:
+        if name == LOCK_FILE:
+          continue
         path = os.path.join(folder, name)
         inside = os.path.relpath(path, self._local)
         stat = os.stat(path)

@@ -25,6 +25,7 @@ from vigor_jax.config.loading import fingerprint
 from vigor_jax.config.loading import from_json
 from vigor_jax.config.loading import load_file
 from vigor_jax.config.loading import pretty
+from vigor_jax.config.loading import read_json
 from vigor_jax.config.loading import to_json
 from vigor_jax.config.loading import with_overrides
 from vigor_jax.config.checks import mesh_shape
@@ -46,6 +47,7 @@ __all__ = [
   "parse",
   "parse_flags",
   "pretty",
+  "read_json",
   "to_json",
   "validate",
   "with_overrides",

@@ -6,7 +6,9 @@
 import sys
 
 from vigor_jax import config
+from vigor_jax import endings
 
 if __name__ == "__main__":
-  args = config.parse_flags(sys.argv, __doc__, needs_workdir=False)
-  print(config.pretty(args.config))
+  with endings.one_message():
+    args = config.parse_flags(sys.argv, __doc__, needs_workdir=False)
+    print(config.pretty(args.config))

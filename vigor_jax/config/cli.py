@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 import ml_collections
 from absl import flags
 
+from vigor_jax import endings
 from vigor_jax.config import fields
 from vigor_jax.config import loading
 from vigor_jax.config.defaults import default_config
 from vigor_jax.config.checks import validate
 
 ConfigError = fields.ConfigError
+exit_with_message = endings.exit_with_message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +108,6 @@ def check_place(flag: str, path: str) -> None:
     raise ConfigError(f"{flag}: {path!r} cannot be made: {above!r} is a file")
   if not os.access(above, os.W_OK):
     raise ConfigError(f"{flag}: {path!r}: no permission to write to {above!r}")
-
-
-def exit_with_message(error: Exception) -> None:
-  """Prints an error for its author, without a traceback, and exits with 2."""
-  print(f"error: {error}", file=sys.stderr, flush=True)
-  sys.exit(2)
 
 
 def help_text(usage: str, define=None) -> str:

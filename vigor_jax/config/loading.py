@@ -252,7 +252,7 @@ def read_json(path: str | os.PathLike):
     with open(path, encoding="utf-8") as file:
       text = file.read()
   except (OSError, UnicodeDecodeError) as error:
-    raise ConfigError(f"{path} cannot be read: {error}") from error
+    raise ConfigError(f"{path}: cannot be read: {error}") from error
   return from_json(text, str(path))
 
 

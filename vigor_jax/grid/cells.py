@@ -124,6 +124,10 @@ def parse_seeds(text: str) -> list[int]:
       raise configuration.ConfigError(
         f"--seeds: expected whole numbers such as 0,1,2 or 0-4, got {entry!r}"
       )
+    if len(entry) > 21:
+      raise configuration.ConfigError(
+        f"--seeds: a seed has ten digits at most, got {entry[:30]!r}"
+      )
     first, last = int(span[1]), int(span[2] or span[1])
     if last - first >= _MOST_SEEDS:
       raise configuration.ConfigError(
@@ -230,16 +234,17 @@ def is_finished(workdir, cell: Cell) -> bool:
   if not path.exists():
     return False
   config = config_of(cell)
-  old = configuration.from_json(path.read_text(encoding="utf-8"), str(path))
-  configuration.check_resume(old, config, str(place))
+  configuration.check_resume(
+    configuration.read_json(path), config, str(place)
+  )
   path = place / train.SUMMARY_FILE
   if not path.exists():
     return False
   try:
     summary = json.loads(path.read_text(encoding="utf-8"))
     return summary["total_steps"] == config.total_steps
-  except (ValueError, KeyError) as error:
+  except (OSError, ValueError, KeyError, TypeError) as error:
     raise configuration.ConfigError(
-      f"{path} cannot be read ({error!r}); delete the folder to run the "
-      "cell again"
+      f"{path}: cannot be read ({error!r}); delete it, and the same command "
+      "writes it again"
     ) from error

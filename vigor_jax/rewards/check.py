@@ -109,7 +109,7 @@ def read(path: pathlib.Path, reward: str) -> list[Row]:
     CaseError: the file cannot be read, or a line is no case (file and line).
   """
   try:
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
   except (OSError, UnicodeDecodeError) as error:
     raise CaseError(f"{path}: {error}") from error
   rows = []
@@ -120,7 +120,7 @@ def read(path: pathlib.Path, reward: str) -> list[Row]:
     where = f"{path}:{number}"
     try:
       case = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
       raise CaseError(f"{where}: not JSON: {error}") from error
     rows.append(Row(number, case, _check_row(case, reward, where)))
   if not rows:
