@@ -151,6 +151,18 @@ OTHER = {
     "discount": 0.0,
     "shrinkage": 5.0,
   },
+  "eb_effective": {
+    "open_share": 0.125,
+    "initial_rollouts": 3,
+    "pool": 0.0,
+    "cap": 4,
+    "breadth": 4.0,
+    "low_success_exponent": 0.0,
+    "noise": 0.2,
+    "em_iterations": 1,
+    "history": 1,
+    "rounds": 1,
+  },
   "cero": {
     "units": 4,
     "horizon": 20,

@@ -7,7 +7,7 @@ import fake_runs
 import numpy as np
 import pytest
 from vigor_jax.lab import __main__ as command
-from vigor_jax.lab import experiment, grids, page, prediction, recommend
+from vigor_jax.lab import experiment, grids, page, paired, prediction, recommend
 from vigor_jax.lab.experiment import Cell, Protocol, Results
 from vigor_jax.lab.learner import Rule
 from vigor_jax.lab.prediction import Step, summarise
@@ -201,3 +201,25 @@ def test_wrong_verdicts_add_noise_and_shrink_the_signal():
   np.testing.assert_allclose(step.seen, p * (1 - p))
   clean = dataclasses.replace(step, seen=None, noise=0.0)
   assert summarise([step]).effective < 0.6 * summarise([clean]).effective
+
+
+def test_paired_rules_on_one_small_world():
+  world = World.preset("sparse_signal", facts=12, mastered=6, features=8)
+  (row,) = paired.rows(
+    Rule("eb_widening"), Rule("gvm"), worlds={"here": world}, rates=(0.2,),
+    seeds=4, steps=25,
+  )  # fmt: skip
+  assert row[:2] == ("here", "0.2")
+  value, low, high = map(
+    float, row[3].translate({91: "", 93: "", 44: ""}).split()
+  )
+  assert low <= value <= high
+  same = paired.difference(
+    world, Rule("gvm"), Rule("gvm"), 0.2, range(2), steps=5
+  )
+  assert same[1:] == (0.0, 0.0, 0.0)
+
+
+def test_paired_refuses_unknown_rules(capsys):
+  assert command.main(["--paired=vigor,no_such_rule"]) == 2
+  assert "no_such_rule" in capsys.readouterr().err

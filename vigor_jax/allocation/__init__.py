@@ -14,6 +14,7 @@ from vigor_jax.allocation.base import Allocator, Groups, Request
 from vigor_jax.allocation.buffer import RolloutBuffer
 from vigor_jax.allocation.cero import Cero
 from vigor_jax.allocation.dynamic_sampling import DynamicSampling
+from vigor_jax.allocation.eb_effective import EbEffective
 from vigor_jax.allocation.eb_streaming import EbStreaming
 from vigor_jax.allocation.eb_widening import EbWidening
 from vigor_jax.allocation.greso import Greso
@@ -46,6 +47,7 @@ REGISTRY: dict[str, type[Allocator]] = {
   "random_top": RandomTop,
   "low_success_first": LowSuccessFirst,
   "eb_widening": EbWidening,
+  "eb_effective": EbEffective,
   "streaming_vigor": StreamingVigor,
   "eb_streaming": EbStreaming,
   "dynamic_sampling": DynamicSampling,

@@ -7,6 +7,9 @@ python -m vigor_jax.lab --write=docs [--workdir=runs/lab] [--jobs=2]
     command continues) and fills docs/allocation.md and its figures
 python -m vigor_jax.lab --stream=sparse_signal
     the rules of the headline on one stream, a table on the console
+python -m vigor_jax.lab --paired=eb_effective,eb_widening [--write_block=docs]
+    two rules at common rates, seed by seed, on every stream; some minutes.
+    --write_block puts the table into docs/allocation.md
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ def _parser() -> argparse.ArgumentParser:
   what.add_argument("--from_run", metavar="DIR", help="a run folder")
   what.add_argument("--write", metavar="DOCS", help="the docs folder")
   what.add_argument("--stream", choices=sorted(PRESETS), help="a preset")
+  what.add_argument("--paired", metavar="RULE,OTHER", help="two rules")
+  parser.add_argument("--write_block", metavar="DOCS", help="with --paired")
   parser.add_argument("--reward", choices=REWARDS, default="sparse")
   parser.add_argument("--noise", type=float, default=0.0, metavar="Q")
   parser.add_argument("--workdir", default="runs/lab")
@@ -51,6 +56,8 @@ def _run(options) -> int:
 
     print(recommend.words(recommend.advise(options.from_run)))
     return 0
+  if options.paired:
+    return _paired(options)
   from vigor_jax.lab import experiment, grids
 
   store = pathlib.Path(options.workdir) / "results.json"
@@ -70,6 +77,26 @@ def _run(options) -> int:
   results.fill([experiment.Cell(world, r) for r in experiment.HEADLINE],
                options.jobs)  # fmt: skip
   _show(experiment.outcomes(results, world, experiment.HEADLINE), world)
+  return 0
+
+
+def _paired(options) -> int:
+  from vigor_jax import allocation
+  from vigor_jax.lab import page, paired
+  from vigor_jax.lab.learner import Rule
+
+  names = options.paired.split(",")
+  unknown = [name for name in names if name not in allocation.REGISTRY]
+  if len(names) != 2 or unknown:
+    raise ValueError(
+      f"--paired={options.paired}: expected two rules out of"
+      f" {', '.join(allocation.REGISTRY)}"
+    )
+  rows = paired.rows(*map(Rule, names), say=print)
+  if options.write_block:
+    path = pathlib.Path(options.write_block) / "allocation.md"
+    table = page.table(paired.HEADER, rows)
+    path.write_text(page.fill(path.read_text(), "paired", table))
   return 0
 
 

@@ -1,0 +1,341 @@
+r"""The claim with learned policies: rollouts, tokens, seconds to a target.
+
+    python benchmarks/claims.py [--quick] [--workdir=runs/claims] [--write=docs]
+
+Runs `vigor_jax.compare` stream by stream and puts the results side by side.
+The same command continues where it was stopped, cell by cell. Protocol:
+
+  rates     every rule gets the learning rate, out of RATES, with the largest
+            mean accuracy over the run (area under the curve), averaged over
+            two tuning seeds on `plain` and `sparse_signal`
+  runs      STEPS steps of 256 rollouts; zero-advantage rollouts are left out
+            of the update for every rule; every generated rollout counts
+  targets   50 % and 85 % of the rise of uniform 32 x 8's mean curve over the
+            first RISE of the run, so that slower rules get there too
+  pairs     5 fresh seeds x 2 warm starts; a pair has both the same; geometric
+            mean of baseline / rule with a 95 % bootstrap interval over pairs
+  baseline  uniform 32 x 8, and the best of 32 x 8, 64 x 4 and 128 x 2 at that
+            target, chosen on the same runs, which favours the baseline
+
+--quick plays a few short cells through the same code and checks that the
+tables in docs/results.md are what docs/claims.json gives. The full form takes
+a few CPU-hours. --write=docs writes that file and the tables.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import sys
+import tempfile
+import time
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from vigor_jax import compare
+from vigor_jax import config as configuration
+from vigor_jax.lab import experiment as lab
+from vigor_jax.lab.world import World
+from vigor_jax.reporting import claims as tables
+from vigor_jax.reporting import runs as run_folders
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+STEPS = 120
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
+SEEDS, TUNING_SEEDS = "10-14", "0,1"
+WARM_STARTS = (0, 1)  # values of sft.seed
+
+# Name -> (config, overrides), the ones that matter most first.
+STREAMS = {
+  "sparse_signal": ("arithmetic", "task.difficulty=sparse_signal"),
+  "plain": ("arithmetic", "task.difficulty=plain"),
+  "hard_junk": ("arithmetic", "task.difficulty=hard_junk"),
+  "stack, plain": ("stack_language", "task.difficulty=plain"),
+  "stack, sparse": ("stack_language", "task.difficulty=sparse_signal"),
+  "sparse_signal, q = .1": (
+    "arithmetic",
+    "task.difficulty=sparse_signal:reward.noise=0.1",
+  ),
+  "stack, plain, q = .1": (
+    "stack_language",
+    "task.difficulty=plain:reward.noise=0.1",
+  ),
+  "sparse_signal, 512": (
+    "arithmetic",
+    "task.difficulty=sparse_signal:task.num_prompts=512",
+  ),
+  "plain, 512": ("arithmetic", "task.difficulty=plain:task.num_prompts=512"),
+  "hard_junk, 512": (
+    "arithmetic",
+    "task.difficulty=hard_junk:task.num_prompts=512",
+  ),
+}
+SCREENING = ("plain", "sparse_signal")
+# The laboratory's worlds for the same streams.
+WORLDS = {
+  "sparse_signal": ("sparse_signal", {}),
+  "plain": ("plain", {}),
+  "hard_junk": ("hard_junk", {}),
+  "stack, plain": ("plain", {"reward": "graded"}),
+  "stack, sparse": ("sparse_signal", {"reward": "graded"}),
+  "sparse_signal, q = .1": ("sparse_signal", {"noise": 0.1}),
+  "stack, plain, q = .1": ("plain", {"reward": "graded", "noise": 0.1}),
+  "sparse_signal, 512": ("sparse_signal", {"num_prompts": 512}),
+  "plain, 512": ("plain", {"num_prompts": 512}),
+  "hard_junk, 512": ("hard_junk", {"num_prompts": 512}),
+}
+
+HOUSE = tables.HOUSE
+# Rules as vigor_jax.compare takes them, by the name the tables use.
+UNIFORMS = {
+  "uniform 32 x 8": "uniform",
+  "uniform 64 x 4": "uniform:prompts_per_step=64",
+  "uniform 128 x 2": "uniform:prompts_per_step=128",
+}
+HEADLINE = {
+  **UNIFORMS,
+  "vigor": "vigor",
+  "eb_widening": "eb_widening",
+  HOUSE: HOUSE,
+}
+OTHERS = {
+  name: name
+  for name in (
+    "random_top", "low_success_first", "streaming_vigor", "eb_streaming",
+    "dynamic_sampling", "pods", "greso", "vip", "cero", "knapsack", "gvm",
+    "reinforce_ada", "pilot_commit", "speed",
+  )
+}  # fmt: skip
+ABLATIONS = {
+  "random_top": "random_top",
+  "low_success_first": "low_success_first",
+  "vigor, survivors": "vigor:allocation.train_on=survivors",
+  "vigor, ties by index": "vigor:ties=index",
+  "vigor, T 2, m0 4, 1/4": (
+    "vigor:rounds=2:initial_rollouts=4:keep=0.25:growth=4.0"
+  ),
+  "vigor, T 2, P 64": "vigor:prompts_per_step=64:rounds=2",
+}
+
+
+def base_config(name: str, workdir: pathlib.Path, quick: bool):
+  """A config of configs/, with what the whole benchmark shares."""
+  config = configuration.load_file(str(ROOT / "configs" / f"{name}.py"))
+  changes = {
+    "total_steps": STEPS,
+    "evaluation.num_prompts": 512,
+    "evaluation.fresh_rollouts": 0,
+    "checkpoint.every_steps": STEPS,  # a cell is short
+    "sft.cache_dir": str(workdir / "warm_starts"),
+  }
+  if quick:
+    changes |= {
+      "total_steps": 12,
+      "evaluation.every_steps": 4,
+      "evaluation.num_prompts": 128,
+      "sft.steps": 150,
+    }
+  return configuration.with_overrides(config, changes)
+
+
+def play(stage, stream, rules, seeds, warm_starts, options) -> dict:
+  """Runs the cells of one stream that are missing and reads all of them.
+
+  Args:
+    stage: a sub-folder of the workdir.
+    stream: key of STREAMS.
+    rules: {name: entry with its learning rate}.
+    seeds: as vigor_jax.compare takes them.
+    warm_starts: values of sft.seed.
+    options: workdir, quick.
+
+  Returns:
+    {name: {"w<warm start> s<seed>": curves}}, see `read`.
+  """
+  config_name, overrides = STREAMS[stream]
+  folder = options.workdir / stage / stream.replace(", ", "-").replace(" ", "")
+  config = base_config(config_name, options.workdir, options.quick)
+  status = compare.compare(
+    config,
+    str(folder),
+    allocators=",".join(rules.values()),
+    seeds=seeds,
+    variants=[f"w{w}:{overrides}:sft.seed={w}" for w in warm_starts],
+    jobs=1,
+    command="python benchmarks/claims.py",
+  )
+  if status:
+    raise SystemExit(f"cells of {stream} failed; see {folder}")
+  names = {entry: name for name, entry in rules.items()}
+  found: dict[str, dict] = {name: {} for name in rules}
+  for cell in json.loads((folder / "compare.json").read_text())["cells"]:
+    run = run_folders.read(folder / cell["folder"])
+    pair = f"{cell['variant']} s{cell['seed']}"
+    found[names[cell["label"]]][pair] = read(run)
+  return found
+
+
+def read(run: run_folders.Run) -> dict:
+  """What the tables need of a run, rounded; lists have one entry per point."""
+  rollouts, accuracy = run.curve("rollouts")
+  full = [run_folders.number(line, "eval/full_pass") for line in run.evals]
+  return {
+    "rollouts": [round(x) for x in rollouts],
+    "tokens": [round(x) for x in run.curve("tokens")[0]],
+    "seconds": [round(x, 2) for x in run.curve("seconds")[0]],
+    "accuracy": [round(y, 4) for y in accuracy],
+    "full_pass": round(full[-1], 4),
+    "mixed": round(run.mean("groups/mixed"), 2),
+  }
+
+
+def with_rate(rules, rates) -> dict[str, str]:
+  """Rules with `optimizer.learning_rate` appended: {name: entry}."""
+  return {
+    name: f"{entry}:optimizer.learning_rate={rates[name]:g}"
+    for name, entry in rules.items()
+  }
+
+
+def screen(rules, options) -> dict:
+  """{name: {rate: {stream: mean accuracy over the run}}} on tuning seeds."""
+  found: dict = {name: {} for name in rules}
+  for stream in SCREENING:
+    for rate in RATES:
+      entries = with_rate(rules, dict.fromkeys(rules, rate))
+      played = play(
+        f"screening-{rate:g}", stream, entries, TUNING_SEEDS, (0,), options
+      )
+      for name, runs in played.items():
+        score = sum(map(tables.area, runs.values())) / len(runs)
+        found[name].setdefault(f"{rate:g}", {})[stream] = round(score, 4)
+  return found
+
+
+def best_rates(screening) -> dict[str, float]:
+  """The rate with the largest area, averaged over the screening streams."""
+  return {
+    name: float(max(by_rate, key=lambda r: sum(by_rate[r].values())))
+    for name, by_rate in screening.items()
+  }
+
+
+def laboratory(streams, workdir: pathlib.Path) -> dict:
+  """32 x 8 / rule in rollouts to target for the same cells, by the lab."""
+  results = lab.Results(workdir / "lab.json", lab.Protocol())
+  rules = (*lab.UNIFORMS, *map(lab.Rule, ("vigor", "eb_widening", HOUSE)))
+  found = {}
+  for stream in streams:
+    preset, fields = WORLDS[stream]
+    world = World.preset(preset, **fields)
+    results.fill([lab.Cell(world, rule) for rule in rules])
+    found[stream] = {}
+    for name, o in lab.outcomes(results, world, rules).items():
+      values = [r.value for r in o.against_published]
+      early, late = (None if math.isnan(v) else round(v, 3) for v in values)
+      found[stream][name] = {"early": early, "late": late}
+  return found
+
+
+def measure(options, data: dict) -> None:
+  """Fills `data` with the stages asked for and saves it after each stream."""
+  store = options.workdir / "claims.json"
+  say = lambda text: print(f"[claims] {text}", flush=True)
+
+  def save():
+    options.workdir.mkdir(parents=True, exist_ok=True)
+    store.write_text(tables.dump(data))
+
+  for stage in options.stages:
+    if stage == "lab":
+      data["lab"] |= laboratory(data["streams"], options.workdir)
+      save()
+      continue
+    rules = {
+      "headline": HEADLINE, "others": OTHERS, "ablations": ABLATIONS
+    }[stage]  # fmt: skip
+    data["screening"] |= screen(rules, options)
+    rates = best_rates(data["screening"])
+    data["rates"] = rates
+    save()
+    streams = options.streams if stage == "headline" else SCREENING
+    begun, spent = time.monotonic(), 0
+    for number, stream in enumerate(streams, 1):
+      say(f"{stage}: {stream}, stream {number} of {len(streams)}")
+      found = play(
+        "runs", stream, with_rate(rules, rates), SEEDS, WARM_STARTS, options
+      )
+      data["streams"].setdefault(stream, {}).update(found)
+      save()
+      spent = time.monotonic() - begun
+      left = spent / number * (len(streams) - number)
+      say(f"{stream}: done, about {left / 60:.0f} minutes of {stage} left")
+
+
+def quick() -> dict:
+  """Short cells through the same code, and the tables against the file."""
+  with tempfile.TemporaryDirectory() as folder:
+    options = argparse.Namespace(workdir=pathlib.Path(folder), quick=True)
+    rules = {"uniform 32 x 8": "uniform", "eb_widening": "eb_widening"}
+    rules = with_rate(rules, dict.fromkeys(rules, RATES[1]))
+    found = play("runs", "sparse_signal", rules, "0", (0,), options)
+  figures = {"cells": sum(map(len, found.values()))}
+  figures["points"] = min(
+    len(run["accuracy"]) for runs in found.values() for run in runs.values()
+  )
+  page = (ROOT / "docs" / "results.md").read_text()
+  data = json.loads((ROOT / "docs" / "claims.json").read_text())
+  figures["tables_agree"] = int(tables.fill(page, data) == page)
+  return figures
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--quick", action="store_true")
+  parser.add_argument("--workdir", type=pathlib.Path, default="runs/claims")
+  parser.add_argument("--write", type=pathlib.Path, metavar="DOCS")
+  parser.add_argument(
+    "--stages", default="headline,lab,others,ablations", help="in this order"
+  )
+  parser.add_argument(
+    "--streams", default="", help="of the headline, separated by ';'"
+  )
+  options = parser.parse_args()
+  if options.quick:
+    figures = quick()
+    targets = {"cells": {"min": 2}, "points": {"min": 4},
+               "tables_agree": {"min": 1}}  # fmt: skip
+  else:
+    options.workdir = options.workdir.absolute()
+    options.stages = [s for s in options.stages.split(",") if s]
+    options.streams = options.streams.split(";") if options.streams else STREAMS
+    store = options.workdir / "claims.json"
+    data = (
+      json.loads(store.read_text())
+      if store.exists()
+      else {"screening": {}, "rates": {}, "streams": {}, "lab": {}}
+    )
+    measure(options, data)
+    print(tables.as_text(data))
+    figures, targets = tables.figures(data)
+    if options.write:
+      (options.write / "claims.json").write_text(tables.dump(data))
+      page = options.write / "results.md"
+      page.write_text(tables.fill(page.read_text(), data))
+  ok = all(
+    figures.get(k) is not None and figures[k] >= t["min"]
+    for k, t in targets.items()
+  )
+  print(
+    json.dumps(
+      {"name": "claims", "figures": figures, "targets": targets, "ok": ok}
+    )
+  )
+  return 0 if ok else 1
+
+
+if __name__ == "__main__":
+  sys.exit(main())

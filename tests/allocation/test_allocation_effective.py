@@ -1,0 +1,181 @@
+"""eb_effective: its value against S itself, noise, graded rewards, state."""
+
+import json
+
+import allocation_helpers as helpers
+import numpy as np
+import pytest
+from vigor_jax.allocation import eb_effective
+from vigor_jax.allocation.eb_widening import GRID
+
+
+def rule(**options):
+  return helpers.make("eb_effective", options)
+
+
+def effective(v, noise, square, m, c):
+  """S of docs/allocation.md, section 7, written out."""
+  signal = sum(vi * mi for vi, mi in zip(v, m))
+  total = sum(ui * mi for ui, mi in zip(noise, m))
+  total += c * sum(si * mi**2 for si, mi in zip(square, m))
+  return signal**2 / total
+
+
+class TestValue:
+  @pytest.mark.parametrize("noise", [0.0, 0.1])
+  @pytest.mark.parametrize("breadth", [0.5, 1.0, 3.0])
+  def test_is_the_slope_of_log_s(self, noise, breadth):
+    r = rule(noise=noise, breadth=breadth)
+    n = np.array([2.0, 2.0, 5.0, 3.0, 8.0])
+    k = np.array([1.0, 0.0, 2.0, 3.0, 7.0])
+    (v, seen, square), _ = r.moments(n, k)
+    m = n - 1
+    value, slope, _, _ = r.values(n, k, 7)
+    got = (value[:5] - n * slope[:5]) * 2 / (v @ m)
+    assert not value[5:].any() and not slope[5:].any()
+    for x in range(5):
+      step = np.zeros(5)
+      step[x] = 1e-5
+      up, down = (
+        np.log(effective(v, seen, square, m + s, breadth))
+        for s in (step, -step)
+      )
+      assert got[x] == pytest.approx((up - down) / 2e-5, rel=1e-5, abs=1e-9)
+
+  def test_moments_by_bayes(self):
+    r = rule(noise=0.1)
+    (v, noise, square), new = r.moments(np.array([4.0]), np.array([3.0]))
+    seen = 0.1 + 0.8 * GRID
+    post = seen**3 * (1 - seen)
+    post /= post.sum()
+    u = 0.8 * GRID * (1 - GRID)
+    assert v[0] == pytest.approx(post @ (u * 2 * (1 - GRID)))
+    assert noise[0] == pytest.approx(post @ (seen * (1 - seen)))
+    assert square[0] == pytest.approx(post @ u**2)
+    assert new[0] == pytest.approx(np.mean(u * 2 * (1 - GRID)))
+
+  def test_noise_lowers_the_value_of_a_stray_failure(self):
+    """Where most prompts are solved, a failure among four means less."""
+    prior = np.zeros(len(GRID))
+    prior[[8, -1]] = 0.25, 0.75  # p = .3 and .997
+    value = []
+    for noise in (0.0, 0.2):
+      r = rule(noise=noise)
+      r.weights = prior
+      value.append(r.moments(np.array([4.0]), np.array([3.0]))[0][0, 0])
+    assert value[1] < 0.2 * value[0]
+
+
+def counts_of(p, n, noise, rng):
+  """Rows (n, k, 1) of prompts with success p, verdicts turned round."""
+  k = rng.binomial(n, noise + (1 - 2 * noise) * p)
+  return np.stack([n, k, np.ones(len(p))], axis=1).astype(float)
+
+
+class TestNoise:
+  @pytest.mark.parametrize("noise", [0.0, 0.05, 0.1, 0.2])
+  def test_is_found_where_prompts_are_nearly_sure(self, noise):
+    rng = np.random.default_rng(3)
+    p = np.where(rng.random(900) < 0.7, 0.997, rng.random(900))
+    rows = counts_of(p, rng.choice([2, 6, 12], 900), noise, rng)
+    assert eb_effective.estimate_noise(rows) == pytest.approx(noise, abs=0.026)
+
+  def test_never_says_more_than_the_surest_prompts_allow(self):
+    rng = np.random.default_rng(4)
+    rows = counts_of(np.full(500, 0.92), np.full(500, 12), 0.0, rng)
+    assert eb_effective.estimate_noise(rows) <= 0.1
+
+  def test_evidence_falls_with_refuted_noise(self):
+    rng = np.random.default_rng(5)
+    rows = counts_of(np.full(400, 0.997), np.full(400, 8), 0.0, rng)
+    found = [eb_effective.evidence(rows, q) for q in eb_effective.NOISES]
+    assert all(a > b for a, b in zip(found, found[1:]))
+
+  def test_waits_and_can_be_given(self):
+    stream = helpers.Stream()
+    unknown, given = rule(), rule(noise=0.1)
+    reward = helpers.bernoulli(
+      lambda uid: np.where(uid % 4 == 0, 0.5, 0.9)  # noise .1 on sure ones
+    )
+    for r in (unknown, given):
+      for step in range(eb_effective.WAIT + 3):
+        assert r.noise == (0.1 if r is given else 0.0) or step > 4
+        groups = r.begin(stream, step)
+        helpers.play(r, groups, reward)
+        r.end(groups)
+    assert 0.04 < unknown.noise < 0.16 and given.noise == 0.1
+
+
+class TestGraded:
+  def test_phi_is_one_for_binary_rewards(self):
+    r = rule()
+    stream = helpers.Stream()
+    groups = r.begin(stream, 0)
+    helpers.play(r, groups, helpers.bernoulli(lambda uid: (uid % 7) / 6))
+    r.end(groups)
+    assert r.phi == pytest.approx(1.0, abs=1e-9)
+
+  def test_phi_of_rewards_with_less_variance(self):
+    """Means of two verdicts have half of a verdict's variance."""
+    r = rule()
+    stream = helpers.Stream()
+
+    def reward(groups, group, sample):
+      one, two = (
+        helpers.bernoulli(np.full(len(groups), 0.5))(groups, group, s)
+        for s in (sample, sample + 1000)
+      )
+      return (one + two) / 2
+
+    for step in range(10):
+      groups = r.begin(stream, step)
+      helpers.play(r, groups, reward)
+      r.end(groups)
+    assert r.phi == pytest.approx(0.5, abs=0.06)
+    assert r.noise == 0.0
+
+
+class TestRun:
+  def test_medium_prompts_get_most(self):
+    """Once the prior is known, more than the solved and the hopeless."""
+    r = rule(noise=0.0)
+    stream = helpers.Stream()
+    p = lambda uid: np.choose(uid % 4, [0.4, 0.997, 0.001, 0.997])
+    share, opened = np.zeros(4), np.zeros(4)
+    for step in range(12):
+      groups = r.begin(stream, step)
+      helpers.play(r, groups, helpers.bernoulli(p))
+      r.end(groups)
+      assert groups.counts.sum() == 256
+      if step >= 4:  # the prior is known
+        share += np.bincount(groups.uids % 4, groups.counts, 4)
+        opened += np.bincount(groups.uids % 4, groups.counts > 0, 4)
+    each = share / opened
+    assert each[0] > 1.8 * max(each[1], each[3])
+    assert each[0] > 1.15 * each[2]  # two failures do not settle it
+
+  def test_state_goes_on(self):
+    stream = helpers.Stream()
+    reward = helpers.bernoulli(lambda uid: (uid % 9) / 8)
+    first = rule()
+    for step in range(7):
+      groups = first.begin(stream, step)
+      helpers.play(first, groups, reward)
+      first.end(groups)
+    second = rule()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    a, b = (r.begin(stream, 7) for r in (first, second))
+    helpers.play(first, a, reward)
+    helpers.play(second, b, reward)
+    assert a.counts.tolist() == b.counts.tolist()
+    assert first.noise == second.noise and first.phi == second.phi
+
+  def test_options_are_checked(self):
+    for options, word in (
+      ({"noise": 0.6}, "noise"),
+      ({"breadth": -1.0}, "breadth"),
+      ({"open_share": 0.9}, "open_share"),
+      ({"rounds": 0}, "rounds"),
+    ):
+      with pytest.raises(ValueError, match=word):
+        rule(**options)

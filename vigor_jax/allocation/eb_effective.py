@@ -1,0 +1,274 @@
+"""eb_effective: every next rollout where it adds most to the step's S.
+
+A rule of this project (docs/theory.md, "The number of effective rollouts").
+A step whose prompts have m = n - 1 useful rollouts each carries
+
+  S = N^2 / D,   N = sum m v,   D = sum m u' + c sum (m u)^2
+
+effective rollouts (docs/allocation.md, section 7): v the signal of a rollout,
+u' the variance of the verdicts as seen, u that of the true ones. One more
+rollout for prompt x changes log S by 2 / N times
+
+  v_x - (rho / 2) u'_x - rho c m_x u_x^2,   rho = N / D,
+
+and goes where that is largest. Beside eb_widening's two terms there is a
+price on noise, and rho sets the scale of both from the step itself: the more
+the step's signal is spread already, the less a further prompt is worth its
+noise. p is unknown, so v, u', u^2 are posterior means, as in eb_widening.
+
+Wrong verdicts. If a share q of them is turned round, success is seen with
+p' = q + (1 - 2 q) p: the posterior uses p', the signal is (1 - 2 q) v(p), and
+u' = p' (1 - p'). q is given, or estimated as the largest one that the counts
+do not refute.
+
+Graded rewards. Their variance is phi p (1 - p), phi the share of a 0/1
+reward's variance with the same mean, estimated over recent steps. A rollout
+then tells as much about p as 1 / phi verdicts do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+
+import numpy as np
+
+from vigor_jax.allocation import base, eb_widening
+from vigor_jax.allocation.eb_widening import GRID
+
+NOISES = np.array([0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2])
+UNKNOWN = -1.0
+# Log likelihood that the largest unrefuted noise may cost.
+SLACK = 1.0
+WAIT = 5  # steps on record before the estimate is used
+FIT_ITERATIONS = 60
+FORGET = 0.9  # a step's weight in phi, from step to step
+LEAST_SPREAD = 0.05
+BINARY = 0.97  # phi above which rewards count as 0/1
+
+
+@dataclasses.dataclass(frozen=True)
+class EbEffectiveOptions:
+  """Opening, pool, cap, prior as in eb_widening.EbOptions, and
+
+  Attributes:
+    breadth: c of S. Larger: broader.
+    noise: q, share of verdicts that are turned round; -1: estimated. Graded
+      rewards count as right unless it is given.
+    rounds: R, rounds after the opening one.
+  """
+
+  open_share: float = 0.25
+  initial_rollouts: int = 2
+  pool: float = 2.5
+  cap: int = 12
+  breadth: float = 1.0
+  low_success_exponent: float = 1.0
+  noise: float = UNKNOWN
+  em_iterations: int = 5
+  history: int = 10
+  rounds: int = 3
+
+  def validate(self) -> None:
+    eb_widening.EbWideningOptions(
+      open_share=self.open_share,
+      initial_rollouts=self.initial_rollouts,
+      pool=self.pool,
+      cap=self.cap,
+      low_success_exponent=self.low_success_exponent,
+      em_iterations=self.em_iterations,
+      history=self.history,
+      rounds=self.rounds,
+    ).validate()
+    base.check_float("breadth", self.breadth, low=0, high=1e6)
+    if self.noise != UNKNOWN:
+      base.check_float("noise", self.noise, low=0, high=0.45)
+
+
+def likelihood(n, k, noise: float) -> np.ndarray:
+  """Of n verdicts, k seen right, over GRID: rows scaled to 1."""
+  n, k = np.asarray(n, np.float64), np.asarray(k, np.float64)
+  seen = noise + (1 - 2 * noise) * GRID
+  logs = k[:, None] * np.log(seen) + (n - k)[:, None] * np.log1p(-seen)
+  return np.exp(logs - logs.max(1, keepdims=True))
+
+
+def evidence(rows, noise: float, iterations: int = FIT_ITERATIONS) -> float:
+  """Largest log likelihood of counts under wrong verdicts with chance q.
+
+  Args:
+    rows: float [m, 3], (n, k, number of prompts).
+    noise: q.
+    iterations: of EM for the distribution of p, from a flat start.
+  """
+  n, k, number = rows.T
+  seen = noise + (1 - 2 * noise) * GRID
+  logs = k[:, None] * np.log(seen) + (n - k)[:, None] * np.log1p(-seen)
+  top = logs.max(1, keepdims=True)
+  like = np.exp(logs - top)
+  weights = np.full(len(GRID), 1 / len(GRID))
+  for _ in range(iterations):
+    weights = weights * ((number / (like @ weights)) @ like)
+    weights /= weights.sum()
+  return float(number @ (np.log(like @ weights) + top[:, 0]))
+
+
+def estimate_noise(rows) -> float:
+  """The largest q in NOISES that the counts do not refute.
+
+  Verdicts with noise q are seen right with p' in [q, 1 - q], a restriction,
+  so the likelihood falls with q; where no prompt is nearly sure, wrong verdicts
+  cannot be told from medium difficulty, and the largest q is a bound only.
+  """
+  free = evidence(rows, 0.0)
+  for q in NOISES[:0:-1]:
+    if evidence(rows, q) >= free - SLACK:
+      return float(q)
+  return 0.0
+
+
+class EbEffective(base.Allocator):
+  """Greedy ascent of the number of effective rollouts."""
+
+  name = "eb_effective"
+  Options = EbEffectiveOptions
+
+  def setup(self) -> None:
+    o = self.options
+    self.first = int(o.open_share * self.budget + 1e-9)
+    most = self.budget // o.initial_rollouts
+    if not 1 <= self.first <= most:
+      raise ValueError(
+        f"{self.name}: open_share={o.open_share} of budget={self.budget}"
+        f" opens {self.first} prompts; with initial_rollouts="
+        f"{o.initial_rollouts} it must be 1 to {most}"
+        + (
+          f": open_share from {1 / self.budget:.6g} to {most / self.budget:.6g}"
+          if most
+          else f": budget of at least {o.initial_rollouts}"
+        )
+      )
+    self.max_prompts = self.first + round(o.pool * self.first)
+    self.weights = np.full(len(GRID), 1 / len(GRID))
+    self.recent: list[np.ndarray] = []
+    self.noise = 0.0 if o.noise == UNKNOWN else o.noise
+    self.spread = np.zeros(2)  # variances seen, those of 0/1 rewards
+
+  @property
+  def phi(self) -> float:
+    """Variance of a reward / that of a 0/1 reward with its mean."""
+    seen, binary = self.spread
+    return float(np.clip(seen / binary, LEAST_SPREAD, 1)) if binary else 1.0
+
+  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+    o = self.options
+    counts = np.zeros(len(groups), np.int64)
+    counts[: self.first] = o.initial_rollouts
+    yield groups.request(counts)
+    share = (self.budget - groups.spent) // o.rounds
+    cap = o.cap
+    for r in range(1, o.rounds + 1):
+      need = share if r < o.rounds else self.budget - groups.spent
+      if not need:
+        continue
+      opened = int(groups.opened.sum())
+      n, k = groups.n[:opened], groups.reward_sum[:opened]
+      self.fit(n, k)
+      counts, cap = eb_widening.greedy(
+        groups.counts,
+        opened,
+        *self.values(n, k, len(groups)),
+        groups.uniforms(r),
+        need,
+        cap,
+        o.initial_rollouts,
+      )
+      yield groups.request(counts)
+
+  def fit(self, n, k) -> None:
+    """EM for the distribution of p on recent steps and current counts."""
+    tallies = self.recent + [eb_widening.tally(n, k)]
+    rows = eb_widening.pool_counts(tallies)
+    like = likelihood(rows[:, 0] / self.phi, rows[:, 1] / self.phi, self.noise)
+    for _ in range(self.options.em_iterations):
+      share = rows[:, 2] / (like @ self.weights)
+      weights = self.weights * (share @ like) + eb_widening.PSEUDO_COUNT
+      self.weights = weights / weights.sum()
+
+  def moments(self, n, k):
+    """Posterior means of v, u' and u^2 of prompts with counts n, k [m].
+
+    Returns:
+      (three float [m], the same three for a prompt without rollouts).
+    """
+    phi, q = self.phi, self.noise
+    post = likelihood(n / phi, k / phi, q) * self.weights
+    post /= post.sum(1, keepdims=True)
+    seen = q + (1 - 2 * q) * GRID
+    u = phi * (1 - 2 * q) * GRID * (1 - GRID)
+    v = u * (2 * (1 - GRID)) ** self.options.low_success_exponent
+    table = np.stack([v, phi * seen * (1 - seen), u * u], axis=1)
+    return (post @ table).T, self.weights @ table
+
+  def values(self, n, k, size: int):
+    """Marginal values A - n D, as eb_widening.greedy takes them.
+
+    Args:
+      n, k: float [m], verdicts and successes of the opened prompts.
+      size: prompts of the pool.
+
+    Returns:
+      (A [size], D [size], A and D of an unopened prompt), 0 behind the opened
+      ones; everything in units of 2 / N.
+    """
+    c = self.options.breadth
+    (v, noise, square), new = self.moments(n, k)
+    m = np.maximum(n - 1, 0)
+    total = m @ noise + c * (m * m) @ square
+    rho = m @ v / total if total else 0.0
+    slope = rho * c * square
+    pad = (0, size - len(n))
+    # m = n - 1, so A is the value at n = 0, a step D above the one at m = 0.
+    return (
+      np.pad(v - rho / 2 * noise + slope, pad),
+      np.pad(slope, pad),
+      float(new[0] - rho / 2 * new[1]),
+      float(rho * c * new[2]),
+    )
+
+  def end(self, groups: base.Groups) -> None:
+    done = groups.n > 0
+    n, k = groups.n[done], groups.reward_sum[done]
+    self.recent.append(eb_widening.tally(n, k))
+    self.recent = self.recent[max(len(self.recent) - self.options.history, 0) :]
+    # Unbiased: s^2 for the variance, mean (1 - mean) + s^2 / n for what a 0/1
+    # reward with the same mean would have; the same number if it is 0/1.
+    variance = groups.variance("unbiased")[done]
+    binary = (k / n) * (1 - k / n) + variance / n
+    self.spread = FORGET * self.spread + (n - 1) @ np.stack(
+      [variance, binary], axis=1
+    )
+    if self.options.noise == UNKNOWN:
+      graded = self.phi < BINARY
+      known = len(self.recent) >= min(WAIT, self.options.history) > 0
+      self.noise = (
+        estimate_noise(eb_widening.pool_counts(self.recent))
+        if known and not graded
+        else 0.0
+      )
+
+  def state_dict(self) -> dict:
+    return {
+      "prior": self.weights.tolist(),
+      "recent": [rows.tolist() for rows in self.recent],
+      "noise": self.noise,
+      "spread": self.spread.tolist(),
+    }
+
+  def restore(self, state: dict) -> None:
+    self.weights = np.asarray(state["prior"], np.float64)
+    self.recent = [
+      np.asarray(rows, np.float64).reshape(-1, 3) for rows in state["recent"]
+    ]
+    self.noise = float(state["noise"])
+    self.spread = np.asarray(state["spread"], np.float64)

@@ -1,0 +1,310 @@
+"""Tables of benchmarks/claims.py: paired ratios over (seed, warm start).
+
+The data is one JSON-able dictionary, kept in docs/claims.json:
+
+  screening  {rule: {rate: {stream: mean accuracy over the run}}}
+  rates      {rule: the rate that was taken}
+  streams    {stream: {rule: {"w0 s10": run}}}, a run being lists with one
+             entry per evaluation (rollouts, tokens, seconds, accuracy) and
+             the numbers full_pass, mixed
+  lab        {stream: {rule: {"early": ratio, "late": ratio}}}, 32 x 8 / rule
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import json
+import math
+import re
+
+import numpy as np
+
+from vigor_jax import statistics
+from vigor_jax.lab import page as lab_page
+from vigor_jax.reporting import wording
+
+FRACTIONS = (0.5, 0.85)
+RISE = 5 / 6  # of the run, over which 32 x 8's rise fixes the targets
+PUBLISHED = "uniform 32 x 8"
+HOUSE = "eb_effective"
+MEASURES = wording.MEASURES
+_BLOCK = r"(<!-- claims:{name} -->\n)(?:(?!<!-- ).)*(<!-- /claims -->)"
+
+
+def area(run: Mapping) -> float:
+  """Mean accuracy over the run: area under its curve / its rollouts."""
+  x, y = np.asarray(run["rollouts"], float), np.asarray(run["accuracy"])
+  return float(np.trapezoid(y, x) / (x[-1] - x[0]))
+
+
+def dump(data: Mapping) -> str:
+  """JSON with a line for every run."""
+  text = json.dumps(data, indent=1, sort_keys=True)
+  # Lists of numbers and what holds numbers only go on one line.
+  flat = lambda m: re.sub(r"\s+", " ", m.group(0))
+  text = re.sub(r"\[[^\[\]{}]*\]", flat, text)
+  return re.sub(r"\{[^{}]*\}", flat, text) + "\n"
+
+
+# ------------------------------------------------------------------- one stream
+
+
+def _warm(pair: str) -> str:
+  return pair.split(" ")[0]
+
+
+def goals(runs: Mapping[str, Mapping]) -> dict[str, tuple[float, ...]]:
+  """{warm start: target accuracies}, from 32 x 8's runs that began there."""
+  found = {}
+  for warm in sorted({_warm(pair) for pair in runs}):
+    curves = [
+      statistics.smooth(run["accuracy"])
+      for pair, run in runs.items()
+      if _warm(pair) == warm
+    ]
+    mean = np.mean(curves, axis=0)
+    points = max(2, math.ceil(RISE * (len(mean) - 1)) + 1)
+    found[warm] = statistics.targets(mean[:points], FRACTIONS).values
+  return found
+
+
+def spent(runs, goal, target: int, measure: str) -> dict:
+  """{pair: Reached} of one rule; streams where 32 x 8 fell have no goal."""
+  return {
+    pair: statistics.reach(
+      run[measure],
+      statistics.smooth(run["accuracy"]),
+      goal[_warm(pair)][target],
+    )
+    for pair, run in runs.items()
+    if goal.get(_warm(pair))
+  }
+
+
+def ratio(base: Mapping, method: Mapping) -> statistics.Ratio | None:
+  """Of the pairs that both have."""
+  pairs = [pair for pair in base if pair in method]
+  if not pairs:
+    return None
+  return statistics.paired_ratio(
+    [base[p] for p in pairs], [method[p] for p in pairs]
+  )
+
+
+def _cost(reached: Mapping) -> tuple[int, float]:
+  return (
+    sum(r.censored for r in reached.values()),
+    float(np.mean(np.log([r.at for r in reached.values()]))),
+  )
+
+
+def analyse(rules: Mapping[str, Mapping]) -> dict[str, dict]:
+  """Ratios of one stream.
+
+  Args:
+    rules: {rule: {pair: run}}, 32 x 8 among them.
+
+  Returns:
+    {rule: {"pairs", "final", "full_pass", "mixed", "tokens", "censored"
+    (share of runs that missed the late target), "published" and "best":
+    {measure: [Ratio per target]}, "is_best": [bool per target]}}.
+  """
+  goal = goals(rules[PUBLISHED])
+  uniforms = [rule for rule in rules if rule.startswith("uniform")]
+  found = {}
+  reached = {
+    (rule, t, m): spent(runs, goal, t, m)
+    for rule, runs in rules.items()
+    for t in range(len(FRACTIONS))
+    for m in MEASURES
+  }
+  best = {
+    (t, m): min(uniforms, key=lambda u: _cost(reached[u, t, m]))
+    for t in range(len(FRACTIONS))
+    for m in MEASURES
+  }
+  for rule, runs in rules.items():
+    finals = [run["accuracy"][-1] for run in runs.values()]
+    late = reached[rule, len(FRACTIONS) - 1, "rollouts"]
+    entry = {
+      "pairs": len(runs),
+      "final": (float(np.mean(finals)), *statistics.bootstrap_interval(finals)),
+      "full_pass": float(np.mean([r["full_pass"] for r in runs.values()])),
+      "mixed": float(np.mean([r["mixed"] for r in runs.values()])),
+      "tokens": float(
+        np.mean([r["tokens"][-1] / r["rollouts"][-1] for r in runs.values()])
+      ),
+      "censored": float(np.mean([r.censored for r in late.values()])),
+      "is_best": [best[t, "rollouts"] == rule for t in range(len(FRACTIONS))],
+      "published": {},
+      "best": {},
+    }
+    for m in MEASURES:
+      for key, other in (("published", lambda t, m: PUBLISHED),
+                         ("best", lambda t, m: best[t, m])):  # fmt: skip
+        entry[key][m] = [
+          ratio(reached[other(t, m), t, m], reached[rule, t, m])
+          for t in range(len(FRACTIONS))
+        ]
+    found[rule] = entry
+  return found
+
+
+# ----------------------------------------------------------------------- tables
+
+
+def table(header, rows) -> str:
+  lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+  return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def _text(value: statistics.Ratio | None, same: bool = False) -> str:
+  if same:
+    return "1.00"
+  if value is None:
+    return "-"
+  if math.isnan(value.value):
+    return "unknown"
+  sign = f"{value.bound} " if value.bound else ""
+  return f"{sign}{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def _percent(value: float) -> str:
+  return f"{100 * value:.1f} %"
+
+
+def headline(data) -> str:
+  """One row per stream and rule."""
+  rows = []
+  for stream, rules in data["streams"].items():
+    for rule, o in analyse(rules).items():
+      best, published = o["best"], o["published"]
+      rows.append(
+        (
+          stream, rule, str(o["pairs"]),
+          *(_text(best["rollouts"][t], o["is_best"][t]) for t in (0, 1)),
+          *(_text(published["rollouts"][t], rule == PUBLISHED) for t in (0, 1)),
+          f"{100 * o['censored']:.0f} %",
+          _percent(o["final"][0]), f"{o['mixed']:.1f}", f"{o['tokens']:.2f}",
+        )
+      )  # fmt: skip
+  return table(
+    ("stream", "rule", "pairs", "50 %, best uniform", "85 %, best uniform",
+     "50 %, 32 x 8", "85 %, 32 x 8", "85 % missed", "final accuracy",
+     "mixed prompts a step", "tokens a rollout"),
+    rows,
+  )  # fmt: skip
+
+
+def spending(data) -> str:
+  """Rollouts, tokens and seconds to the early target, of the adaptive rules."""
+  rows = []
+  for stream, rules in data["streams"].items():
+    for rule, o in analyse(rules).items():
+      if not rule.startswith("uniform"):
+        rows.append((stream, rule, *(_text(o["best"][m][0]) for m in MEASURES)))
+  return table(("stream", "rule", *MEASURES), rows)
+
+
+def screening(data) -> str:
+  """Mean accuracy over the run by rate, and the rate that was taken."""
+  rows = []
+  for rule, by_rate in data["screening"].items():
+    for rate, streams in sorted(by_rate.items(), key=lambda kv: float(kv[0])):
+      taken = float(rate) == data["rates"][rule]
+      shown = [f"{streams[s]:.3f}" for s in ("plain", "sparse_signal")]
+      rows.append((rule, rate, *shown, "taken" if taken else ""))
+  return table(("rule", "rate", "plain", "sparse_signal", ""), rows)
+
+
+def lab_pairs(data) -> list[tuple[str, str, float, float]]:
+  """(stream, rule, laboratory, learned): 32 x 8 / rule at the early target."""
+  found = []
+  for stream, rules in data["streams"].items():
+    measured = analyse(rules)
+    for rule, o in measured.items():
+      predicted = data.get("lab", {}).get(stream, {}).get(rule)
+      value = o["published"]["rollouts"][0]
+      if rule == PUBLISHED or predicted is None or value is None:
+        continue
+      if not math.isnan(value.value) and predicted["early"] is not None:
+        found.append((stream, rule, predicted["early"], value.value))
+  return found
+
+
+def agreement(data) -> str:
+  """Rank correlation of the laboratory with learned policies."""
+  pairs = lab_pairs(data)
+  rows = []
+  kinds = {
+    "all": lambda stream: True,
+    "0/1 rewards": lambda stream: not stream.startswith("stack"),
+    "graded rewards": lambda stream: stream.startswith("stack"),
+    "right verdicts": lambda stream: "q =" not in stream,
+  }
+  for kind, chosen in kinds.items():
+    x = [p[2] for p in pairs if chosen(p[0])]
+    y = [p[3] for p in pairs if chosen(p[0])]
+    if len(x) < 5:
+      continue
+    low, high = lab_page.bootstrap_rank(x, y)
+    inside = np.mean(np.sign(np.log(x)) == np.sign(np.log(y)))
+    rows.append(
+      (
+        kind, str(len(x)),
+        f"{lab_page.rank_correlation(x, y):.2f} [{low:.2f}, {high:.2f}]",
+        f"{100 * inside:.0f} %",
+      )
+    )  # fmt: skip
+  return table(("cells", "number", "rank correlation", "sign right"), rows)
+
+
+BLOCKS = {
+  "headline": headline,
+  "spending": spending,
+  "screening": screening,
+  "agreement": agreement,
+}
+
+
+def fill(text: str, data: Mapping) -> str:
+  """The page with its blocks written anew; ValueError if one is missing."""
+  for name, make in BLOCKS.items():
+    pattern = re.compile(_BLOCK.format(name=name), re.DOTALL)
+    if not pattern.search(text):
+      raise ValueError(f"the page has no block <!-- claims:{name} -->")
+    content = make(data)
+    text = pattern.sub(
+      lambda m, c=content: f"{m.group(1)}\n{c}\n\n{m.group(2)}", text
+    )
+  return text
+
+
+def as_text(data: Mapping) -> str:
+  return "\n\n".join(make(data) for make in BLOCKS.values())
+
+
+# ---------------------------------------------------------------------- targets
+
+
+def figures(data: Mapping) -> tuple[dict, dict]:
+  """(figures, targets) of the final line: the rule of the house by stream."""
+  found, targets = {}, {}
+  for stream, rules in data["streams"].items():
+    if HOUSE not in rules:
+      continue
+    o = analyse(rules)[HOUSE]
+    key = re.sub(r"\W+", "_", stream)
+    least = {"sparse_signal": 1.6, "stack, sparse": 1.3}.get(stream, 0.97)
+    for name, value in zip(("early", "late"), o["best"]["rollouts"]):
+      known = value is not None and not math.isnan(value.value)
+      found[f"{key}_{name}"] = round(value.value, 3) if known else None
+      targets[f"{key}_{name}"] = {"min": least}
+  pairs = lab_pairs(data)
+  if len(pairs) >= 20:
+    rho = lab_page.rank_correlation(
+      [p[2] for p in pairs], [p[3] for p in pairs]
+    )
+    found["lab_rank_correlation"] = round(rho, 3)
+    targets["lab_rank_correlation"] = {"min": 0.8}
+  return found, targets
