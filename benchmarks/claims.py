@@ -303,6 +303,10 @@ def main() -> int:
   parser.add_argument(
     "--streams", default="", help="of the headline, separated by ';'"
   )
+  parser.add_argument(
+    "--shared", action="store_true",
+    help="the machine does other work too: seconds are not reported",
+  )  # fmt: skip
   options = parser.parse_args()
   if options.quick:
     figures = quick()
@@ -318,6 +322,7 @@ def main() -> int:
       if store.exists()
       else {"screening": {}, "rates": {}, "streams": {}, "lab": {}}
     )
+    data["shared"] = options.shared or data.get("shared", False)
     measure(options, data)
     print(tables.as_text(data))
     figures, targets = tables.figures(data)

@@ -106,6 +106,16 @@ class TestNoise:
     assert 0.04 < unknown.noise < 0.16 and given.noise == 0.1
 
 
+  def test_pooled_counts_say_the_same(self):
+    rng = np.random.default_rng(6)
+    rows = counts_of(rng.random(200), rng.choice([2, 5], 200), 0.1, rng)
+    pooled = eb_effective.pool([rows[:50], rows[50:]])
+    assert len(pooled) < 12 and pooled[:, 2].sum() == 200
+    assert eb_effective.evidence(pooled, 0.05) == pytest.approx(
+      eb_effective.evidence(rows, 0.05)
+    )
+
+
 class TestGraded:
   def test_phi_is_one_for_binary_rewards(self):
     r = rule()

@@ -93,6 +93,14 @@ def likelihood(n, k, noise: float) -> np.ndarray:
   return np.exp(logs - logs.max(1, keepdims=True))
 
 
+def pool(tallies) -> np.ndarray:
+  """Adds up tallies (n, k, number of prompts) by (n, k)."""
+  rows = np.concatenate(tallies)
+  pairs, index = np.unique(rows[:, :2], axis=0, return_inverse=True)
+  number = np.bincount(index.reshape(-1), rows[:, 2], len(pairs))
+  return np.column_stack([pairs, number])
+
+
 def evidence(rows, noise: float, iterations: int = FIT_ITERATIONS) -> float:
   """Largest log likelihood of counts under wrong verdicts with chance q.
 
@@ -187,8 +195,7 @@ class EbEffective(base.Allocator):
 
   def fit(self, n, k) -> None:
     """EM for the distribution of p on recent steps and current counts."""
-    tallies = self.recent + [eb_widening.tally(n, k)]
-    rows = eb_widening.pool_counts(tallies)
+    rows = np.concatenate([*self.recent, eb_widening.tally(n, k)])
     like = likelihood(rows[:, 0] / self.phi, rows[:, 1] / self.phi, self.noise)
     for _ in range(self.options.em_iterations):
       share = rows[:, 2] / (like @ self.weights)
@@ -252,7 +259,7 @@ class EbEffective(base.Allocator):
       graded = self.phi < BINARY
       known = len(self.recent) >= min(WAIT, self.options.history) > 0
       self.noise = (
-        estimate_noise(eb_widening.pool_counts(self.recent))
+        estimate_noise(pool(self.recent))
         if known and not graded
         else 0.0
       )

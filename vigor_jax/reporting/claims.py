@@ -8,6 +8,7 @@ The data is one JSON-able dictionary, kept in docs/claims.json:
              entry per evaluation (rollouts, tokens, seconds, accuracy) and
              the numbers full_pass, mixed
   lab        {stream: {rule: {"early": ratio, "late": ratio}}}, 32 x 8 / rule
+  shared     true: the machine did other work too, seconds mean nothing
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ RISE = 5 / 6  # of the run, over which 32 x 8's rise fixes the targets
 PUBLISHED = "uniform 32 x 8"
 HOUSE = "eb_effective"
 MEASURES = wording.MEASURES
+# Rows of the tables; streams and rules that are not named come last.
+ORDER = (
+  PUBLISHED, "uniform 64 x 4", "uniform 128 x 2", "vigor", "eb_widening", HOUSE,
+)  # fmt: skip
+STREAM_ORDER = ("sparse_signal", "plain", "hard_junk", "stack, sparse",
+                "stack, plain")  # fmt: skip
 _BLOCK = r"(<!-- claims:{name} -->\n)(?:(?!<!-- ).)*(<!-- /claims -->)"
 
 
@@ -44,6 +51,20 @@ def dump(data: Mapping) -> str:
   flat = lambda m: re.sub(r"\s+", " ", m.group(0))
   text = re.sub(r"\[[^\[\]{}]*\]", flat, text)
   return re.sub(r"\{[^{}]*\}", flat, text) + "\n"
+
+
+def _ordered(mapping: Mapping, order) -> dict:
+  place = {name: i for i, name in enumerate(order)}
+  names = sorted(mapping, key=lambda n: (place.get(n, len(order)), n))
+  return {name: mapping[name] for name in names}
+
+
+def streams_of(data: Mapping) -> dict[str, dict]:
+  """{stream: {rule: runs}} in the order of the tables."""
+  return {
+    stream: _ordered(rules, ORDER)
+    for stream, rules in _ordered(data["streams"], STREAM_ORDER).items()
+  }
 
 
 # ------------------------------------------------------------------- one stream
@@ -176,7 +197,7 @@ def _percent(value: float) -> str:
 def headline(data) -> str:
   """One row per stream and rule."""
   rows = []
-  for stream, rules in data["streams"].items():
+  for stream, rules in streams_of(data).items():
     for rule, o in analyse(rules).items():
       best, published = o["best"], o["published"]
       rows.append(
@@ -199,17 +220,41 @@ def headline(data) -> str:
 def spending(data) -> str:
   """Rollouts, tokens and seconds to the early target, of the adaptive rules."""
   rows = []
-  for stream, rules in data["streams"].items():
+  for stream, rules in streams_of(data).items():
     for rule, o in analyse(rules).items():
       if not rule.startswith("uniform"):
-        rows.append((stream, rule, *(_text(o["best"][m][0]) for m in MEASURES)))
+        shown = [_text(o["best"][m][0]) for m in MEASURES]
+        if data.get("shared"):
+          shown[-1] = "not measured"
+        rows.append((stream, rule, *shown))
   return table(("stream", "rule", *MEASURES), rows)
+
+
+def house(data) -> str:
+  """The rule of the house against the rule it came from, same pairs."""
+  rows = []
+  for stream, rules in streams_of(data).items():
+    if HOUSE not in rules or "eb_widening" not in rules:
+      continue
+    goal = goals(rules[PUBLISHED])
+    shown = [
+      _text(
+        ratio(
+          *(
+            spent(rules[r], goal, t, "rollouts") for r in ("eb_widening", HOUSE)
+          )
+        )
+      )
+      for t in range(len(FRACTIONS))
+    ]
+    rows.append((stream, str(len(rules[HOUSE])), *shown))
+  return table(("stream", "pairs", "50 %", "85 %"), rows)
 
 
 def screening(data) -> str:
   """Mean accuracy over the run by rate, and the rate that was taken."""
   rows = []
-  for rule, by_rate in data["screening"].items():
+  for rule, by_rate in _ordered(data["screening"], ORDER).items():
     for rate, streams in sorted(by_rate.items(), key=lambda kv: float(kv[0])):
       taken = float(rate) == data["rates"][rule]
       shown = [f"{streams[s]:.3f}" for s in ("plain", "sparse_signal")]
@@ -220,7 +265,7 @@ def screening(data) -> str:
 def lab_pairs(data) -> list[tuple[str, str, float, float]]:
   """(stream, rule, laboratory, learned): 32 x 8 / rule at the early target."""
   found = []
-  for stream, rules in data["streams"].items():
+  for stream, rules in streams_of(data).items():
     measured = analyse(rules)
     for rule, o in measured.items():
       predicted = data.get("lab", {}).get(stream, {}).get(rule)
@@ -262,6 +307,7 @@ def agreement(data) -> str:
 BLOCKS = {
   "headline": headline,
   "spending": spending,
+  "house": house,
   "screening": screening,
   "agreement": agreement,
 }
@@ -290,7 +336,7 @@ def as_text(data: Mapping) -> str:
 def figures(data: Mapping) -> tuple[dict, dict]:
   """(figures, targets) of the final line: the rule of the house by stream."""
   found, targets = {}, {}
-  for stream, rules in data["streams"].items():
+  for stream, rules in streams_of(data).items():
     if HOUSE not in rules:
       continue
     o = analyse(rules)[HOUSE]
