@@ -4,6 +4,8 @@ import io
 import json
 import math
 import pathlib
+import subprocess
+import sys
 import time
 
 import fake_runs
@@ -193,6 +195,48 @@ def test_two_workers_survive_a_killed_one(base, tmp_path, without_figures):
   assert code == 130
   code, _, done = _compare(base, tmp_path, jobs=2)
   assert code == 0 and "run uniform-seed0" in done
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_workers_end_with_a_killed_parent(tmp_path):
+  program = (
+    "import sys; sys.path[:0] = sys.argv[1:2]\n"
+    "import fake_runs; from vigor_jax.grid import workers\n"
+    "def notify(kind, task, value):\n"
+    "  if kind == 'progress': print('running', flush=True)\n"
+    "if __name__ == '__main__':\n"
+    "  workers.run_pool([['a', 'b']], fake_runs.until_stopped, notify, jobs=2,\n"
+    "                   log_folder=sys.argv[2])\n"
+  )
+  script = tmp_path / "script.py"
+  script.write_text(program)
+  parent = subprocess.Popen(
+    [sys.executable, script, pathlib.Path(__file__).parent, tmp_path],
+    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+  )  # fmt: skip
+  for _ in range(2):
+    assert parent.stdout.readline() == b"running\n"
+  children = _children(parent.pid)
+  parent.kill()
+  parent.wait()
+  assert len(children) >= 2
+  deadline = time.monotonic() + 10
+  while any(map(_alive, children)):
+    assert time.monotonic() < deadline, "a worker goes on alone"
+    time.sleep(0.05)
+
+
+def _children(pid):
+  tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
+  return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def _alive(pid):
+  try:
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  except OSError:
+    return False
+  return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_interruption_lets_workers_save_first(tmp_path):

@@ -250,3 +250,35 @@ def test_functions_workers_cannot_import_are_refused():
 def test_pool_needs_a_worker():
   with pytest.raises(ValueError, match="at least 1"):
     pool_lib.Pool(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal")
+def test_a_hung_worker_ends_with_a_killed_trainer():
+  program = (
+    "import sys; sys.path[:0] = sys.argv[1:]\n"
+    "from vigor_jax.rewards import scorer; import time\n"
+    "s = scorer.Scorer('sample_rewards:slow_first', workers=1)\n"
+    "h = s.submit(['x'], ['600'])\n"
+    "while not s.pids: time.sleep(0.05)\n"
+    "time.sleep(1); print(*s.pids, flush=True); s.collect(h)\n"
+  )
+  trainer = subprocess.Popen(
+    [sys.executable, "-c", program, os.path.dirname(__file__)],
+    stdout=subprocess.PIPE,
+  )
+  worker = int(trainer.stdout.readline())
+  assert os.path.exists(f"/proc/{worker}")
+  trainer.kill()
+  trainer.wait()
+  deadline = time.monotonic() + 10
+  while _alive(worker):
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+
+
+def _alive(pid):
+  try:
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+      return stat.read().rpartition(")")[2].split()[0] != "Z"
+  except OSError:
+    return False

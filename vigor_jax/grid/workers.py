@@ -23,6 +23,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -216,11 +217,22 @@ def _stop(workers: Sequence[_Worker]) -> None:
       worker.pipe.close()
 
 
+def _end_with_parent() -> None:
+  """Ends this process when its parent is gone, however that ended.
+
+  A worker that went on alone would hold its cell against the same command,
+  given again. Ending at any instant loses nothing that a run has saved.
+  """
+  connection.wait([multiprocessing.parent_process().sentinel])
+  os._exit(1)
+
+
 def _serve(pipe, run: Run, core: int | None, log: str) -> None:
   """A worker's life: tasks in, outcomes out, until None comes."""
   # A group of its own: Ctrl-C reaches the parent alone, which then asks.
   if hasattr(os, "setpgrp"):
     os.setpgrp()
+  threading.Thread(target=_end_with_parent, daemon=True).start()
   if core is not None:
     os.sched_setaffinity(0, {core})
   with open(log, "a", buffering=1, encoding="utf-8") as file:

@@ -7,9 +7,11 @@ it jax). It imports the reward's module and nothing else.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import resource
+import signal
 import struct
 import sys
 import time
@@ -20,6 +22,7 @@ from vigor_jax.rewards.verdict import RewardError, check_verdict
 
 _HEADER = struct.Struct("!Q")
 _PAGE = resource.getpagesize()
+_PR_SET_PDEATHSIG = 1
 _supervised = False
 
 
@@ -91,10 +94,21 @@ def _judge(fn, name, completion, answer, kwargs, index) -> tuple[str, Any]:
     return "error", str(error)
 
 
+def _end_with_parent() -> None:
+  """Linux: has the kernel end this process when the trainer is gone.
+
+  An idle worker notices by its pipe; one that a reward keeps for ever would
+  not. The signal comes when the pool's thread that started it ends, too.
+  """
+  if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(requests_fd: int, replies_fd: int, parent_paths: list[str]) -> None:
   """Serves requests until the pipe closes."""
   global _supervised
   _supervised = True
+  _end_with_parent()
   sys.path[:] = parent_paths
   for fd in (requests_fd, replies_fd):
     os.set_inheritable(fd, False)
