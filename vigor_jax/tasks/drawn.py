@@ -251,18 +251,21 @@ class Drawn:
     wanted = self._options.num_prompts
     found: dict[str, int] = {}
     blocks: list[Prompts] = []
+    fruitless = 0  # blocks in a row without a new text
     while len(found) < wanted:
       # Ever rarer new texts: a set this close to the whole space is refused.
-      if len(blocks) > 64 + 64 * wanted // BLOCK:
+      if fruitless >= 64 or len(blocks) > 64 + 64 * wanted // BLOCK:
         raise ValueError(
           f"num_prompts={wanted}: only {len(found)} distinct prompts found"
           f" with operations={self._options.operations}; ask for fewer, or for"
           " more operations"
         )
+      before = len(found)
       block = self.train_block(self._options.data_seed, len(blocks))
       for row, text in enumerate(block.texts):
         found.setdefault(text, len(blocks) * BLOCK + row)
       blocks.append(block)
+      fruitless = 0 if len(found) > before else fruitless + 1
     rows = list(found.values())[:wanted]
     prompts = Prompts.concatenate(blocks).take(rows)
     prompts.positions, prompts.uids = np.arange(wanted), np.arange(wanted)
@@ -301,6 +304,7 @@ def build(
     return seqio_tasks.register(full_name, vocabulary, drawn.examples)
 
   if options.num_prompts:
+    drawn.fixed_set()  # Its error reaches no one from inside of tf.data.
     from vigor_jax.tasks import seqio_tasks
 
     source = FixedSource(seqio_tasks.read(seqio_builder(), "train")[0])
