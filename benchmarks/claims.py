@@ -71,7 +71,7 @@ STREAMS = {
     "task.difficulty=hard_junk:task.num_prompts=512",
   ),
 }
-SCREENING = ("plain", "sparse_signal")
+SCREENING = ("sparse_signal", "plain")
 # The laboratory's worlds for the same streams.
 WORLDS = {
   "sparse_signal": ("sparse_signal", {}),
@@ -255,21 +255,24 @@ def measure(options, data: dict) -> None:
     rules = {
       "headline": HEADLINE, "others": OTHERS, "ablations": ABLATIONS
     }[stage]  # fmt: skip
-    data["screening"] |= screen(rules, options)
-    rates = best_rates(data["screening"])
-    data["rates"] = rates
-    save()
+    if stage == "ablations":  # what the change alone does, so at one rate
+      rates = dict.fromkeys(rules, data["rates"]["vigor"])
+    else:
+      data["screening"] |= screen(rules, options)
+      data["rates"] = rates = best_rates(data["screening"])
+      save()
     streams = options.streams if stage == "headline" else SCREENING
-    begun, spent = time.monotonic(), 0
+    begun = time.monotonic()
     for number, stream in enumerate(streams, 1):
       say(f"{stage}: {stream}, stream {number} of {len(streams)}")
       found = play(
-        "runs", stream, with_rate(rules, rates), SEEDS, WARM_STARTS, options
-      )
-      data["streams"].setdefault(stream, {}).update(found)
+        "ablations" if stage == "ablations" else "runs",
+        stream, with_rate(rules, rates), SEEDS, WARM_STARTS, options,
+      )  # fmt: skip
+      key = "ablations" if stage == "ablations" else "streams"
+      data.setdefault(key, {}).setdefault(stream, {}).update(found)
       save()
-      spent = time.monotonic() - begun
-      left = spent / number * (len(streams) - number)
+      left = (time.monotonic() - begun) / number * (len(streams) - number)
       say(f"{stream}: done, about {left / 60:.0f} minutes of {stage} left")
 
 

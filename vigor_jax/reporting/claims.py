@@ -7,6 +7,7 @@ The data is one JSON-able dictionary, kept in docs/claims.json:
   streams    {stream: {rule: {"w0 s10": run}}}, a run being lists with one
              entry per evaluation (rollouts, tokens, seconds, accuracy) and
              the numbers full_pass, mixed
+  ablations  as streams: variants of vigor, all at vigor's rate
   lab        {stream: {rule: {"early": ratio, "late": ratio}}}, 32 x 8 / rule
   shared     true: the machine did other work too, seconds mean nothing
 """
@@ -251,6 +252,31 @@ def house(data) -> str:
   return table(("stream", "pairs", "50 %", "85 %"), rows)
 
 
+def ablations(data) -> str:
+  """Variants of vigor against vigor, same rate and pairs."""
+  rows = []
+  for stream, rules in _ordered(
+    data.get("ablations", {}), STREAM_ORDER
+  ).items():
+    known = data["streams"][stream]
+    goal = goals(known[PUBLISHED])
+    for rule, runs in rules.items():
+      shown = [
+        _text(
+          ratio(
+            spent(known["vigor"], goal, t, "rollouts"),
+            spent(runs, goal, t, "rollouts"),
+          )
+        )
+        for t in range(len(FRACTIONS))
+      ]
+      mixed = float(np.mean([run["mixed"] for run in runs.values()]))
+      rows.append((stream, rule, str(len(runs)), *shown, f"{mixed:.1f}"))
+  return table(
+    ("stream", "variant", "pairs", "50 %", "85 %", "mixed prompts a step"), rows
+  )
+
+
 def screening(data) -> str:
   """Mean accuracy over the run by rate, and the rate that was taken."""
   rows = []
@@ -308,6 +334,7 @@ BLOCKS = {
   "headline": headline,
   "spending": spending,
   "house": house,
+  "ablations": ablations,
   "screening": screening,
   "agreement": agreement,
 }
