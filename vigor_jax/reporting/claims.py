@@ -316,7 +316,7 @@ def agreement(data) -> str:
   for kind, chosen in kinds.items():
     x = [p[2] for p in pairs if chosen(p[0])]
     y = [p[3] for p in pairs if chosen(p[0])]
-    if len(x) < 5:
+    if len(x) < 10:
       continue
     low, high = lab_page.bootstrap_rank(x, y)
     inside = np.mean(np.sign(np.log(x)) == np.sign(np.log(y)))
