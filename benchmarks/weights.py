@@ -27,6 +27,7 @@ import time
 import ml_dtypes
 import numpy as np
 
+from vigor_jax.policy import attention
 from vigor_jax.policy import families
 from vigor_jax.policy import layout
 from vigor_jax.policy import safetensors
@@ -203,7 +204,7 @@ def interop() -> bool:
           transformer.abstract(wide)[0], weights.from_checkpoint(folder, wide)
         )
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden, _ = mine(tokens, positions, transformer.causal_attend)
+        hidden, _ = mine(tokens, positions, attention.causal_attend)
         gap = float(np.abs(np.asarray(mine.logits(hidden)) - theirs).max())
         good &= equal and gap < 1e-4
         print(

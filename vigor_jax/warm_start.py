@@ -20,6 +20,7 @@ from vigor_jax import distributed
 from vigor_jax import workdirs
 from vigor_jax.config import loading
 from vigor_jax.policy import build as build_lib
+from vigor_jax.policy import objective as objective_lib
 from vigor_jax.policy import packing
 from vigor_jax.policy import update as update_lib
 
@@ -148,7 +149,7 @@ def _found(folder: str) -> str:
 
 def make_updater(config, graph, placement) -> update_lib.Updater:
   """-log p of the completions: reinforce with advantage 1."""
-  objective = update_lib.Objective(loss="reinforce", old="current",
+  objective = objective_lib.Objective(loss="reinforce", old="current",
                                    remat=config.policy.remat)
   return update_lib.Updater(graph, objective, build_lib.optimizer_of(config),
                             placement)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vigor_jax.policy import attention
 from vigor_jax.policy import packing, transformer, update
 from vigor_jax.policy.sizes import Sizes
 
@@ -238,7 +239,7 @@ def unpacked_logprobs(graph, params, r, temperature):
   @jax.jit
   def forward(tokens):
     positions = jnp.arange(longest)[None]
-    hidden, _ = net(tokens[None], positions, transformer.causal_attend)
+    hidden, _ = net(tokens[None], positions, attention.causal_attend)
     return jax.nn.log_softmax(net.logits(hidden)[0] / temperature)
 
   for i, (g, n) in enumerate(zip(r.group, r.lengths)):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from vigor_jax.policy import attention
 from vigor_jax.policy import families
 from vigor_jax.policy import transformer
 from vigor_jax.policy import weights
@@ -60,7 +61,7 @@ if _WHEEL is not None:
     def forward(params, tokens):
       model = nnx.merge(graph, params)
       positions = jnp.arange(tokens.shape[1])[None]
-      hidden, _ = model(tokens, positions, transformer.causal_attend)
+      hidden, _ = model(tokens, positions, attention.causal_attend)
       return model.logits(hidden)[0]
 
     plain = forward(params, reference["plain_tokens"][None])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vigor_jax.policy import attention
 from vigor_jax.policy import transformer
 from vigor_jax.policy.sizes import Sizes
 
@@ -118,7 +119,7 @@ def variant(request):
     if how == "fused":
       for block in blocks:
         block.fuse()
-    hidden, _ = net(TOKENS, POSITIONS, transformer.causal_attend,
+    hidden, _ = net(TOKENS, POSITIONS, attention.causal_attend,
                     blocks=blocks, **options)  # fmt: skip
     return net.logits(hidden)
 
@@ -204,10 +205,10 @@ def test_grouped_heads_by_hand():
   k = np.ones((1, 2, 1, 2), np.float32)
   v = np.array([[[[2.0, 4.0]], [[6.0, 0.0]]]], np.float32)
   mask = np.tril(np.ones((2, 2), bool))[None]
-  out = np.asarray(transformer.grouped_attention(q, k, v, mask))
+  out = np.asarray(attention.grouped_attention(q, k, v, mask))
   np.testing.assert_allclose(out[0, 0], [[2, 4], [2, 4]])
   np.testing.assert_allclose(out[0, 1], [[4, 2], [4, 2]])
-  nothing = transformer.grouped_attention(q, k, v, np.zeros((1, 2, 2), bool))
+  nothing = attention.grouped_attention(q, k, v, np.zeros((1, 2, 2), bool))
   np.testing.assert_allclose(nothing, np.broadcast_to([4, 2], (1, 2, 2, 2)))
 
 
@@ -217,7 +218,7 @@ def test_the_future_is_not_seen():
   @jax.jit
   def hidden(tokens):
     net = nnx.merge(graph, params)
-    return net(tokens, POSITIONS, transformer.causal_attend)[0]
+    return net(tokens, POSITIONS, attention.causal_attend)[0]
 
   changed = TOKENS.copy()
   changed[:, 4] += 1
@@ -232,7 +233,7 @@ def test_bfloat16_computes_low_and_gives_float32_logits():
   @jax.jit
   def forward(params):
     net = nnx.merge(graph, params)
-    hidden, _ = net(TOKENS, POSITIONS, transformer.causal_attend)
+    hidden, _ = net(TOKENS, POSITIONS, attention.causal_attend)
     return hidden, net.logits(hidden)
 
   hidden, logits = forward(params)

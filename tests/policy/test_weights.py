@@ -19,6 +19,7 @@ from vigor_jax import checkpoints
 from vigor_jax import config as config_lib
 from vigor_jax import experiment
 from vigor_jax import export
+from vigor_jax.policy import attention
 from vigor_jax.policy import build
 from vigor_jax.policy import families
 from vigor_jax.policy import gguf_file
@@ -39,7 +40,7 @@ def _load(path, **types):
 def _logits(params, sizes, tokens):
   model = nnx.merge(transformer.abstract(sizes)[0], params)
   positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-  hidden, _ = model(jnp.asarray(tokens), positions, transformer.causal_attend)
+  hidden, _ = model(jnp.asarray(tokens), positions, attention.causal_attend)
   return np.asarray(model.logits(hidden))
 
 

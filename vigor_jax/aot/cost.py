@@ -67,13 +67,33 @@ def of_text(text: str, devices: int, trips: Sequence[int] = ()) -> Cost:
   return _Walk(hlo.parse(text), devices, trips).run()
 
 
+def _channel(line) -> tuple[int | None, int | None]:
+  """Channel and chain that a collective names."""
+  return (line.number(r"channel_id=(\d+)"),
+          line.number(r'chain_id="(\d+)"'))
+
+
+def _shared_channels(module: hlo.Module) -> set[int]:
+  """Channels of collectives that differ."""
+  seen, shared = {}, set()
+  for lines in module.computations.values():
+    for line in lines:
+      if line.op.removesuffix("-start") in COLLECTIVES:
+        channel, chain = _channel(line)
+        what = line.op, tuple(a.shape for a in line.arrays), chain
+        if seen.setdefault(channel, what) != what:
+          shared.add(channel)
+  return shared
+
+
 class _Walk:
 
   def __init__(self, module: hlo.Module, devices: int, trips):
     self.module, self.devices = module, devices
     self.trips = tuple(trips) or (1,)
     self.cost = Cost()
-    self._channels: set[str] = set()
+    self._shared = _shared_channels(module)
+    self._counted: set[tuple] = set()
     self._memo: dict[tuple[str, str, float], float] = {}
 
   def run(self) -> Cost:
@@ -156,11 +176,10 @@ class _Walk:
 
   def _collective(self, kind, line, times, scatters) -> None:
     sizes = [a.size for a in line.arrays if a.size > 64]
-    channel = line.number(r"channel_id=(\d+)")
-    key = f"channel {channel}" if channel is not None else line.name
-    if not sizes or key in self._channels:
+    key = self._identity(line)
+    if not sizes or key in self._counted:
       return
-    self._channels.add(key)
+    self._counted.add(key)
     # An asynchronous start returns its operands beside its results.
     started = line.op.endswith("-start") and len(sizes) > 1
     size = max(sizes) if started else sum(sizes)
@@ -178,6 +197,20 @@ class _Walk:
       wire = size * others
     self.cost.wire_bytes[kind] += times * wire
     self.cost.wire_counts[kind] += times
+
+  def _identity(self, line) -> tuple:
+    """The same for all lines that are parts of one collective.
+
+    One that is spread over several fusions names its chain in each; one that
+    is repeated in clones, its channel. Those written by hand (shard_map) all
+    have channel 1.
+    """
+    channel, chain = _channel(line)
+    if chain is not None:
+      return "chain", channel, chain
+    if channel is None or channel in self._shared:
+      return "line", line.name
+    return "channel", channel
 
   def _group(self, line) -> int:
     """Chips that take part together."""

@@ -102,7 +102,7 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
       norm_eps=1e-6,
     ),
     dtype="float32",  # Of the computation.
-    param_dtype="float32",  # Of the master weights and optimiser moments.
+    param_dtype="float32",  # Of master weights, moments, sums of gradients.
   )
 
   # Devices along each axis; -1 along `data` takes the ones that remain.

@@ -6,6 +6,7 @@ from vigor_jax.config.defaults import default_config
 from vigor_jax.policy import batch as batch_lib
 from vigor_jax.policy import families
 from vigor_jax.policy import loss_table
+from vigor_jax.policy import objective as objective_lib
 from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
 from vigor_jax.policy import update as update_lib
@@ -122,7 +123,7 @@ def with_slots(config, sizes: transformer.Sizes, allocator, total: int, *,
   return config.lock()
 
 
-def objective_of(config) -> update_lib.Objective:
+def objective_of(config) -> objective_lib.Objective:
   """The loss of `config.policy`."""
   policy = config.policy
   single = policy.updates_per_step * policy.minibatches == 1
@@ -132,7 +133,7 @@ def objective_of(config) -> update_lib.Objective:
   published = loss_table.default_clips(policy.loss)
   low, high = (value if value >= 0 else default for value, default in zip(
       (policy.clip_low, policy.clip_high), published))
-  return update_lib.Objective(
+  return objective_lib.Objective(
       loss=policy.loss, clip_low=low, clip_high=high,
       old=old, kl_form=policy.kl.form, kl_coef=policy.kl.coef,
       importance_cap=policy.rollout_is_cap,

@@ -31,8 +31,6 @@ from vigor_jax.policy import sharding
 from vigor_jax.policy.sizes import Sizes
 
 Array = jax.Array
-# Queries of a long row whose scores are alive at once.
-QUERY_BLOCK = 512
 Attend = Callable[..., tuple[Array, Any]]
 
 
@@ -126,6 +124,10 @@ def _rows(x: Array) -> Array:
   return sharding.constrain(x, sharding.BATCH, "tensor", None)
 
 
+def _gated(gate: Array, up: Array) -> Array:
+  return jax.nn.silu(gate) * up
+
+
 class Block(nnx.Module):
   """One layer: x + attention(norm(x)), then x + mlp(norm(x))."""
 
@@ -188,7 +190,7 @@ class Block(nnx.Module):
       q, k = self.q_norm(q), self.k_norm(k)
     return q, k, v
 
-  def mlp(self, y: Array) -> Array:
+  def mlp(self, y: Array, gated: Callable[[Array, Array], Array]) -> Array:
     """Gated MLP of y [B, T, D]."""
     dtype = y.dtype
     if self.fused:
@@ -196,16 +198,25 @@ class Block(nnx.Module):
     else:
       gate = product(y, self.gate[...].astype(dtype))
       up = product(y, self.up[...].astype(dtype))
-    return product(jax.nn.silu(gate) * up, self.down[...].astype(dtype))
+    return product(gated(gate, up), self.down[...].astype(dtype))
 
-  def __call__(self, x: Array, rope, attend: Attend) -> tuple[Array, Any]:
-    """x [B, T, D] -> (x [B, T, D], whatever `attend` saved)."""
+  def __call__(self, x: Array, rope, attend: Attend,
+               whole: Callable[[Array], Array] = lambda y: y,
+               split: Callable[[Array], Array] = lambda y: y,
+               gated: Callable[[Array, Array], Array] = _gated
+               ) -> tuple[Array, Any]:
+    """x [B, T, D] -> (x [B, T, D], whatever `attend` saved).
+
+    Where x is a device's piece of the positions (pieces.py), `whole` gathers
+    what enters products, and `split` sums and splits what leaves them.
+    `gated` is silu(gate) * up.
+    """
     with jax.named_scope("attention"):
-      q, k, v = self.project(self.attn_norm(x))
+      q, k, v = self.project(whole(self.attn_norm(x)))
       out, saved = attend(rotate(q, rope), rotate(k, rope), v)
-      x = _rows(x + product(out, self.o[...].astype(x.dtype), 2))
+      x = _rows(x + split(product(out, self.o[...].astype(x.dtype), 2)))
     with jax.named_scope("mlp"):
-      x = _rows(x + self.mlp(self.mlp_norm(x)))
+      x = _rows(x + split(self.mlp(whole(self.mlp_norm(x)), gated)))
     return x, saved
 
 
@@ -286,55 +297,6 @@ class Transformer(nnx.Module):
       body = jax.checkpoint(body)
     x, saved = jax.lax.scan(body, x, (state, layers))
     return self.final_norm(x), saved
-
-
-def grouped_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
-  """Masked attention, float32 softmax; grouped heads share keys and values.
-
-  Args:
-    q: [B, T, H, hd]; k, v: [B, U, K, hd] with H a multiple of K.
-    mask: bool, broadcastable to [B, T, U]; True where attending is allowed.
-      A row with nothing allowed (padding) gives the mean of v, finite.
-
-  Returns:
-    [B, T, H, hd].
-  """
-  b, t, h, hd = q.shape
-  groups = h // k.shape[2]
-  q = q.reshape(b, t, k.shape[2], groups, hd)
-  scores = jnp.einsum("btkgd,bukd->bkgtu", q, k,
-                      preferred_element_type=jnp.float32) * hd**-0.5
-  scores = jnp.where(mask[:, None, None], scores, -1e30)
-  weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-  out = jnp.einsum("bkgtu,bukd->btkgd", weights, v)
-  return out.reshape(b, t, h, hd)
-
-
-def blocked_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
-  """`grouped_attention` of long rows in which nobody looks ahead.
-
-  Queries are taken in blocks, each against the keys up to its end only: half
-  of the scores are never made, and one block's are alive at a time, in the
-  backward pass too. Short rows are done at once.
-  """
-  t, size = q.shape[1], QUERY_BLOCK
-  if t <= 2 * size:
-    return grouped_attention(q, k, v, mask)
-  attend = jax.checkpoint(grouped_attention)
-  out = []
-  for first in range(0, t, size):
-    last = min(first + size, t)
-    out.append(attend(q[:, first:last], k[:, :last], v[:, :last],
-                      mask[:, first:last, :last]))
-  return jnp.concatenate(out, 1)
-
-
-def causal_attend(layer, q, k, v):
-  """Plain causal attention over one sequence per row; saves k and v."""
-  del layer
-  t = q.shape[1]
-  mask = jnp.tril(jnp.ones((t, t), bool))[None]
-  return blocked_attention(q, k, v, mask), (k, v)
 
 
 def create(sizes: Sizes, seed: int) -> tuple[nnx.GraphDef, nnx.State]:

@@ -21,45 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vigor_jax.policy import logprobs as logprobs_lib
 from vigor_jax.policy import losses
+from vigor_jax.policy import objective as objective_lib
 from vigor_jax.policy import packing
+from vigor_jax.policy import pieces as pieces_lib
 from vigor_jax.policy import sharding
-from vigor_jax.policy import transformer
-from vigor_jax.policy import vocabulary
-
-
-# Models of at most this many layers are compiled without a scan over them.
-UNROLLED = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Objective:
-  """The static part of the loss.
-
-  Attributes:
-    loss: name in losses.LOSSES.
-    clip_low, clip_high: clip range around ratio 1.
-    old: where the ratio's denominator comes from: "sampler", "trainer"
-      (scored before the step's first update) or "current" (the only update of
-      the step: old log-probs are the current ones, ratio exactly 1).
-    kl_form: "k1", "k2", "k3"; used when kl_coef > 0.
-    kl_coef: coefficient of the KL term against the reference; 0 = none.
-    importance_cap: truncated importance weight for the sampler/trainer gap;
-      0 = off.
-    temperature: the sampling temperature the log-probs are taken at.
-    remat: recompute layers in the backward pass.
-  """
-
-  loss: str = "grpo"
-  clip_low: float = 0.2
-  clip_high: float = 0.2
-  old: str = "sampler"
-  kl_form: str = "k3"
-  kl_coef: float = 0.0
-  importance_cap: float = 0.0
-  temperature: float = 1.0
-  remat: bool = False
+from vigor_jax.policy.objective import Objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,93 +183,17 @@ class Updater:
     return result
 
 
-class Surroundings(NamedTuple):
-  """What layers need of a packed micro-batch besides its hidden states."""
-
-  mask: jax.Array  # bool [R, T, T]
-  rope: tuple[jax.Array, jax.Array]  # of the positions
-
-
-def surroundings(sizes: transformer.Sizes, micro: packing.Packed
-                 ) -> Surroundings:
-  """Who sees whom in a packed micro-batch, and where each token is."""
-  return Surroundings(packing.packed_mask(micro.prompt, micro.segment),
-                      transformer.rope_tables(sizes, micro.positions))
-
-
-def micro_logprobs(model: transformer.Transformer, micro: packing.Packed,
-                   objective: Objective, around: Surroundings | None = None
-                   ) -> tuple[jax.Array, jax.Array]:
-  """(logprobs, entropy) float32 [R, T] of a packed micro-batch [R, T].
-
-  around: `surroundings` of it, where the caller has them.
-  """
-  mask, rope = around or surroundings(model.sizes, micro)
-
-  def attend(layer, q, k, v):
-    del layer
-    return transformer.blocked_attention(q, k, v, mask), None
-
-  # Unrolled, a small model's layers need no slices of stacked arrays.
-  blocks = model.split_layers() if model.sizes.layers <= UNROLLED else None
-  hidden, _ = model(micro.tokens, micro.positions, attend, blocks=blocks,
-                    remat=objective.remat, rope=rope)
-  with jax.named_scope("logprobs"):
-    hidden = sharding.constrain(hidden, sharding.BATCH, None, None)
-    hidden = jnp.take_along_axis(hidden, micro.source[..., None], axis=1)
-    placement = sharding.active()
-    if placement is not None:
-      tied = model.sizes.tied
-      return vocabulary.token_logprobs(
-          hidden, (model.embed if tied else model.head)[...], micro.tokens,
-          objective.temperature, placement, tied)
-    r, t, d = hidden.shape
-    logprobs, entropy = logprobs_lib.token_logprobs(
-        hidden.reshape(r * t, d), model.output_head(),
-        micro.tokens.reshape(-1), objective.temperature)
-  return logprobs.reshape(r, t), entropy.reshape(r, t)
-
-
-def _micro_loss(params, graph, objective: Objective, micro, old, reference,
-                around):
-  """Summed loss of a micro-batch and its metric sums."""
-  logprobs, entropy = micro_logprobs(nnx.merge(graph, params), micro,
-                                     objective, around)
-  mask = micro.segment > 0
-  if objective.old == "current":
-    old = jax.lax.stop_gradient(logprobs)
-  terms, clipped = losses.token_loss(
-      objective.loss, logprobs, old, micro.advantages, mask, micro.segment,
-      clip_low=objective.clip_low, clip_high=objective.clip_high)
-  if objective.importance_cap:
-    terms = terms * losses.truncated_importance_weight(
-        old, micro.sampler_logprobs, mask, objective.importance_cap)
-  kl_sum = jnp.zeros(())
-  if objective.kl_coef:
-    kl = losses.kl(objective.kl_form, logprobs, reference, mask)
-    if losses.LOSSES[objective.loss].level == "sequence":
-      # Sequence weights count a rollout once: spread KL over its tokens.
-      ones = mask.astype(jnp.float32)
-      count = losses.segment_sum(ones, micro.segment)
-      kl = kl / jnp.maximum(count, 1.0)
-    terms = terms + objective.kl_coef * kl
-    kl_sum = jnp.sum(jnp.where(mask, kl, 0.0))
-  loss = jnp.sum(jnp.where(mask, micro.weights * terms, 0.0))
-  gap = jnp.where(mask, jnp.abs(logprobs - micro.sampler_logprobs), 0.0)
-  count = jnp.sum(mask)
-  sums = dict(tokens=count, clipped=jnp.sum(clipped),
-              entropy=jnp.sum(jnp.where(mask, entropy, 0.0)), kl=kl_sum)
-  peaks = dict(
-      ratio=losses.ratio_max_deviation(logprobs, old, mask),
-      gap=jnp.max(gap))
-  return loss, (jax.lax.stop_gradient(sums), jax.lax.stop_gradient(peaks))
+def _at(arrays: Any, index: jax.Array) -> Any:
+  """Entry `index` of arrays stacked on axis 0."""
+  return jax.tree.map(
+      lambda a: jax.lax.dynamic_index_in_dim(a, index, 0, False), arrays)
 
 
 @functools.lru_cache(maxsize=None)
 def _programs(graph, objective: Objective, options: OptimizerOptions,
               placement: sharding.Placement | None):
   tx = optimizer(options)
-  grad = jax.value_and_grad(_micro_loss, has_aux=True)
+  grad = jax.value_and_grad(objective_lib.micro_loss, has_aux=True)
 
   def like_params(tree):
     """Fixes that sums and moments are split like their parameters."""
@@ -310,19 +201,30 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
       return tree
     return jax.lax.with_sharding_constraint(tree, placement.tree(tree))
 
+  def split(params, batch) -> pieces_lib.Pieces | None:
+    """What runs the model by pieces, where it is large and splits evenly."""
+    sizes, length = nnx.merge(graph, params).sizes, batch.tokens.shape[2]
+    if (placement is None or not objective.remat
+        or not pieces_lib.supported(sizes, placement, length)):
+      return None
+    return pieces_lib.Pieces(graph, placement, objective.temperature)
+
   def update(state, batch, old, reference, num_micro, denominator, rate):
-    sizes = nnx.merge(graph, state.params).sizes
+    params = state.params
+    pieces = split(params, batch)
+    sizes = nnx.merge(graph, params).sizes
 
     def ahead(i):
       # Unrolled layers: handed from one iteration to the next, because XLA's
       # CPU backend would compute them again in every operation of a layer.
-      if sizes.layers > UNROLLED:
+      if pieces is not None or sizes.layers > objective_lib.UNROLLED:
         return None
-      return surroundings(sizes, packing.Packed(*[
-          jax.lax.dynamic_index_in_dim(a, i, 0, False) for a in batch]))
+      return objective_lib.surroundings(sizes, _at(batch, i))
 
-    zeros = like_params(jax.tree.map(
-        lambda p: jnp.zeros(p.shape, jnp.float32), state.params))
+    if pieces is not None:
+      zeros = pieces_lib.zeros(params, placement)
+    else:
+      zeros = like_params(jax.tree.map(jnp.zeros_like, params))
     carry = (jnp.int32(0), ahead(0), zeros, jnp.zeros(()),
              dict(tokens=jnp.int32(0), clipped=jnp.int32(0),
                   entropy=jnp.zeros(()), kl=jnp.zeros(())),
@@ -330,13 +232,17 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
 
     def body(carry):
       i, around, grads, loss, sums, peaks = carry
-      take = lambda a: jax.lax.dynamic_index_in_dim(a, i, 0, False)
-      micro = packing.Packed(*map(take, batch))
-      (value, (more, tops)), new = grad(
-          state.params, graph, objective, micro, take(old), take(reference),
-          around)
-      grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads,
-                           like_params(new))
+      micro, *others = _at((batch, old, reference), i)
+      if pieces is not None:
+        (value, (more, tops)), grads = pieces.add_gradient(
+            params, grads, micro, lambda logprobs, entropy:
+            objective_lib.loss_of(logprobs, entropy, objective, micro,
+                                  *others))
+      else:
+        (value, (more, tops)), new = grad(params, graph, objective, micro,
+                                          *others, around)
+        grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads,
+                             like_params(new))
       # The index is clamped: after the last there is none.
       return (i + 1, ahead(i + 1), grads, loss + value,
               jax.tree.map(jnp.add, sums, more),
@@ -345,11 +251,16 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
     _, _, grads, loss, sums, peaks = jax.lax.while_loop(
         lambda c: c[0] < num_micro, body, carry)
     with jax.named_scope("optimizer"):
-      grads = jax.tree.map(lambda g: g / denominator, grads)
+      if pieces is not None:
+        grads = like_params(pieces_lib.total(grads))
+      grads = jax.tree.map(
+          lambda g: g.astype(jnp.float32) / denominator, grads)
       norm = optax.tree.norm(grads)
-      updates, opt_state = tx.update(grads, state.opt_state, state.params)
+      updates, opt_state = tx.update(grads, state.opt_state, params)
+      # Moments keep their dtype: an array that changed it is not donated.
+      opt_state = optax.tree.cast_like(opt_state, state.opt_state)
       params = jax.tree.map(
-          lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
+          lambda p, u: (p - rate * u).astype(p.dtype), params, updates)
     tokens = jnp.maximum(sums["tokens"], 1)
     metrics = {
         "loss": loss / denominator,
@@ -364,14 +275,16 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
     return state, metrics
 
   def score(params, batch, num_micro):
-    model = nnx.merge(graph, params)
+    pieces, model = split(params, batch), nnx.merge(graph, params)
     out = jnp.zeros(batch.tokens.shape, jnp.float32)
 
     def body(carry):
       i, out = carry
-      take = lambda a: jax.lax.dynamic_index_in_dim(a, i, 0, False)
-      micro = packing.Packed(*map(take, batch))
-      logprobs, _ = micro_logprobs(model, micro, objective)
+      micro = _at(batch, i)
+      if pieces is not None:
+        logprobs, _ = pieces.logprobs(params, micro)
+      else:
+        logprobs, _ = objective_lib.micro_logprobs(model, micro, objective)
       logprobs = jnp.where(micro.segment > 0, logprobs, 0.0)
       return i + 1, jax.lax.dynamic_update_index_in_dim(out, logprobs, i, 0)
 

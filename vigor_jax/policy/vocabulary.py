@@ -34,7 +34,7 @@ def blocks_of(rows: int, vocab: int) -> int:
   return next(n for n in range(needed, vocab + 1) if vocab % n == 0)
 
 
-class _Local:
+class Local:
   """One device's part of the computation, inside shard_map."""
 
   def __init__(self, placement: sharding.Placement, tied: bool, spec: P):
@@ -53,14 +53,11 @@ class _Local:
       piece = jax.lax.all_gather(piece, self.width, axis=1 - axis, tiled=True)
     return piece.T if self.tied else piece
 
-  def home(self, gradient: Array, dtype) -> Array:
-    """A block's gradient [D, v], summed, as the piece's owner keeps it."""
-    gradient = gradient.astype(dtype)
-    rest = [a for a in sharding.BATCH if a != self.width]
+  def home(self, gradient: Array) -> Array:
+    """A block's gradient [D, v], summed over fsdp, as its owner keeps it."""
     if self.width:
       gradient = jax.lax.psum_scatter(gradient, self.width,
                                       scatter_dimension=0, tiled=True)
-    gradient = jax.lax.psum(gradient, rest) if rest else gradient
     return gradient.T if self.tied else gradient
 
   def over_vocab(self, reduce, value: Array) -> Array:
@@ -76,7 +73,7 @@ def _logits(hidden, weights, temperature):
                     preferred_element_type=jnp.float32) / temperature
 
 
-def _forward(local: _Local, hidden, table, targets, temperature):
+def forward(local: Local, hidden, table, targets, temperature):
   """(logprobs, entropy, lse), each [n], of local rows."""
   r, t, d = hidden.shape
   rows, aims = hidden.reshape(-1, d), targets.reshape(-1)
@@ -111,31 +108,42 @@ def _forward(local: _Local, hidden, table, targets, temperature):
   return tuple(a.reshape(r, t) for a in (*out, lse))
 
 
-def _backward(local: _Local, hidden, table, targets, lse, g, temperature):
-  """Gradients of hidden [r, T, D] and of the table's local piece."""
+def backward(local: Local, hidden, table, sums, targets, lse, g, temperature):
+  """This device's share of hidden's gradient [r, T, D], and `sums`.
+
+  Args:
+    sums: like the table's local piece; its gradient is added block by block.
+    lse: float32 [r, T] of `forward`.
+    g: float32 [r, T], gradient of the loss by each log-prob.
+
+  Returns:
+    (shares to be summed over the axis that splits the vocabulary, sums; of
+    the devices along fsdp where that splits the width).
+  """
   r, t, d = hidden.shape
   rows, aims = hidden.reshape(-1, d), targets.reshape(-1)
   lse, g = lse.reshape(-1), g.reshape(-1) / temperature
-  size = table.shape[0 if local.tied else 1]
-  count = blocks_of(len(rows), size)
-  width = size // count
-  offset = local.first(size)
+  axis = 0 if local.tied else 1
+  count = blocks_of(len(rows), table.shape[axis])
+  width = table.shape[axis] // count
+  offset = local.first(table.shape[axis])
 
-  def step(total, index):
+  def step(carry, index):
+    total, sums = carry
     weights = local.block(table, index, count, rows.dtype)
     z = _logits(rows, weights, temperature)
     here = (aims - offset - index * width)[:, None] == jnp.arange(width)
     dz = ((here - jnp.exp(z - lse[:, None])) * g[:, None]).astype(rows.dtype)
     total += jnp.matmul(dz, weights.T, preferred_element_type=jnp.float32)
-    own = jnp.matmul(rows.T, dz, preferred_element_type=jnp.float32)
-    return total, local.home(own, table.dtype)
+    own = local.home(jnp.matmul(rows.T, dz))
+    piece = jax.lax.dynamic_slice_in_dim(sums, index * width, width, axis)
+    sums = jax.lax.dynamic_update_slice_in_dim(
+        sums, piece + own.astype(sums.dtype), index * width, axis)
+    return (total, sums), None
 
-  total, pieces = jax.lax.scan(step, jnp.zeros(rows.shape, jnp.float32),
-                               jnp.arange(count))
-  total = local.over_vocab(jax.lax.psum, total).astype(hidden.dtype)
-  axis = 0 if local.tied else 1
-  own = jnp.moveaxis(pieces, 0, axis).reshape(table.shape)
-  return total.reshape(hidden.shape), own
+  (total, sums), _ = jax.lax.scan(
+      step, (jnp.zeros(rows.shape, jnp.float32), sums), jnp.arange(count))
+  return total.astype(hidden.dtype).reshape(hidden.shape), sums
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
@@ -162,12 +170,12 @@ def token_logprobs(hidden: Array, table: Array, targets: Array,
 def _specs(placement, table, tied):
   path = "embed" if tied else "head"
   spec = placement.spec(path, table.shape)
-  return _Local(placement, tied, spec), P(*spec), P(sharding.BATCH)
+  return Local(placement, tied, spec), P(*spec), P(sharding.BATCH)
 
 
 def _run_forward(hidden, table, targets, temperature, placement, tied):
   local, spec, rows = _specs(placement, table, tied)
-  run = functools.partial(_forward, local, temperature=temperature)
+  run = functools.partial(forward, local, temperature=temperature)
   return jax.shard_map(
       run, mesh=placement.mesh, in_specs=(rows, spec, rows),
       out_specs=(rows, rows, rows), check_vma=False)(hidden, table, targets)
@@ -182,7 +190,14 @@ def _vjp_forward(hidden, table, targets, temperature, placement, tied):
 def _vjp_backward(temperature, placement, tied, saved, gradients):
   hidden, table, targets, lse = saved
   local, spec, rows = _specs(placement, table, tied)
-  run = functools.partial(_backward, local, temperature=temperature)
+  rest = [a for a in sharding.BATCH if a != local.width]
+
+  def run(hidden, table, *args):
+    dh, dw = backward(local, hidden, table, jnp.zeros_like(table), *args,
+                      temperature)
+    return (local.over_vocab(jax.lax.psum, dh),
+            jax.lax.psum(dw, rest) if rest else dw)
+
   dh, dw = jax.shard_map(
       run, mesh=placement.mesh, in_specs=(rows, spec, rows, rows, rows),
       out_specs=(rows, spec), check_vma=False)(

@@ -23,6 +23,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from vigor_jax.policy import attention
 from vigor_jax.policy import transformer
 from vigor_jax.sampling import cache as cache_lib
 from vigor_jax.sampling import logits as logits_lib
@@ -47,7 +48,7 @@ def prefill(weights: Weights, leaves, prefixes: Prefixes, tokens: Array,
   model, blocks = weights.model(leaves)
   n, length = tokens.shape
   positions = jnp.broadcast_to(jnp.arange(length), (n, length))
-  _, saved = model(tokens, positions, transformer.causal_attend,
+  _, saved = model(tokens, positions, attention.causal_attend,
                    blocks=blocks)
   last = jnp.take_along_axis(tokens, lengths[:, None] - 1, 1)[:, 0]
   return Prefixes(

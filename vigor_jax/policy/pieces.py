@@ -1,0 +1,331 @@
+"""The policy on a mesh with its communication written out.
+
+What `transformer.Transformer` and `vocabulary.token_logprobs` leave to the
+compiler is decided here, once per layer and micro-batch:
+
+    weights     [L, D/fsdp, H/tensor, .]  a layer's piece, in the dtype of the
+                computation, is gathered over fsdp for the forward pass and
+                again for the backward pass; its gradient is summed straight
+                into the piece (arXiv 1910.02054)
+    hidden      [R/rows, T/tensor, D]  split by rows, and between products by
+                positions over tensor: gathered before a product, summed and
+                split after it (arXiv 2205.05198)
+    vocabulary  by blocks, see vocabulary.py
+
+The backward pass is written out too. Only each layer's input is kept and the
+layer is computed again from it; its gradient is added where the sum of the
+micro-batches lies, so no second set of gradients exists. A sum carries an axis
+in front for the mesh axes that its parameter is not split over: devices along
+them add up their own share, and `total` adds the shares once an update.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from vigor_jax import checkpoints
+from vigor_jax.policy import attention
+from vigor_jax.policy import packing
+from vigor_jax.policy import sharding
+from vigor_jax.policy import transformer
+from vigor_jax.policy import vocabulary
+
+Array = jax.Array
+P = jax.sharding.PartitionSpec
+_ROWS = P(sharding.BATCH)
+_HIDDEN = P(sharding.BATCH, "tensor")  # Rows and positions.
+_KEPT = (P(None, sharding.BATCH, "tensor"),  # Inputs of the layers.
+         P(None, sharding.BATCH, "tensor"),  # Norms; heads are split.
+         _HIDDEN)
+
+
+def supported(sizes: transformer.Sizes, placement: sharding.Placement,
+              length: int) -> bool:
+  """Whether sizes and rows of `length` tokens split evenly over tensor."""
+  tensor = placement.mesh.shape["tensor"]
+  whole = (sizes.heads, sizes.ffn, sizes.vocab, length)
+  return (all(n % tensor == 0 for n in whole)
+          and (sizes.kv_heads % tensor == 0 or tensor % sizes.kv_heads == 0))
+
+
+def _unsplit(spec: P) -> tuple[str, ...]:
+  """Mesh axes that a parameter is not split over."""
+  return tuple(a for a in sharding.MESH_AXES if a not in spec)
+
+
+def _sum_specs(params: Any, placement: sharding.Placement) -> Any:
+  """PartitionSpecs of the sums of the parameters' gradients."""
+  return jax.tree.map(lambda s: P(_unsplit(s.spec), *s.spec),
+                      placement.tree(params))
+
+
+def zeros(params: Any, placement: sharding.Placement) -> Any:
+  """Sums of gradients, empty: [share, *shape] like each parameter."""
+  def make(param, where):
+    shares = math.prod(placement.mesh.shape[a] for a in _unsplit(where.spec))
+    return jax.lax.with_sharding_constraint(
+        jnp.zeros((shares, *param.shape), param.dtype),
+        placement.named(_unsplit(where.spec), *where.spec))
+  return jax.tree.map(make, params, placement.tree(params))
+
+
+def total(sums: Any) -> Any:
+  """Gradients of sums: the devices' shares added up."""
+  return jax.tree.map(lambda a: jnp.sum(a, 0), sums)
+
+
+@jax.custom_vjp
+def _gated(gate: Array, up: Array) -> Array:
+  """silu(gate) * up, for the backward pass.
+
+  Left alone, the compiler makes it and its gradients again in every product
+  that they enter: twice as slow as to store them.
+  """
+  return jax.lax.optimization_barrier(jax.nn.silu(gate) * up)
+
+
+def _gated_backward(saved, g):
+  _, pull = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, *saved)
+  return jax.lax.optimization_barrier(pull(g))
+
+
+_gated.defvjp(lambda gate, up: (_gated(gate, up), (gate, up)),
+              _gated_backward)
+
+
+class Pieces:
+  """One micro-batch at a time through the split policy.
+
+  Args:
+    graph: nnx graph of the transformer.
+    placement: the mesh.
+    temperature: that log-probs are taken at.
+  """
+
+  def __init__(self, graph, placement: sharding.Placement,
+               temperature: float):
+    self._graph, self._placement = graph, placement
+    self._temperature = temperature
+
+  def logprobs(self, params: Any, micro: packing.Packed
+               ) -> tuple[Array, Array]:
+    """(log-probs, entropy) float32 [R, T] of a micro-batch [R, T]."""
+    return self._forward(params, micro, keep=False)[:2]
+
+  def add_gradient(self, params: Any, sums: Any, micro: packing.Packed,
+                   loss: Callable[[Array, Array], tuple[Array, Any]]
+                   ) -> tuple[tuple[Array, Any], Any]:
+    """((value, more), sums with the gradient of the value added).
+
+    Args:
+      loss: (value, more) of (log-probs, entropy); no gradient flows through
+        the entropy.
+    """
+    logprobs, entropy, lse, kept = self._forward(params, micro, keep=True)
+    value, gradient = jax.value_and_grad(loss, has_aux=True)(
+        logprobs, entropy)
+    specs = _sum_specs(params, self._placement)
+    split = self._specs(params)
+    run = self._mapped(
+        _Local(self._graph, self._placement, split,
+               self._temperature).backward,
+        (split, specs, _ROWS, _KEPT, _ROWS, _ROWS), specs)
+    return value, run(params, sums, micro, kept, lse, gradient)
+
+  def _forward(self, params, micro, keep: bool):
+    split = self._specs(params)
+    local = _Local(self._graph, self._placement, split, self._temperature)
+    run = lambda params, micro: local.forward(params, micro, keep)
+    out = (_ROWS, _ROWS, _ROWS, _KEPT if keep else None)
+    return self._mapped(run, (split, _ROWS), out)(params, micro)
+
+  def _specs(self, params):
+    return jax.tree.map(lambda s: s.spec, self._placement.tree(params))
+
+  def _mapped(self, function, arguments, results):
+    @functools.wraps(function)
+    def local(*args):
+      with sharding.activations(None):  # Nothing is left to constrain.
+        return function(*args)
+    return jax.shard_map(local, mesh=self._placement.mesh,
+                         in_specs=arguments, out_specs=results,
+                         check_vma=False)
+
+
+class _Local:
+  """What one device does, inside shard_map."""
+
+  def __init__(self, graph, placement, specs, temperature):
+    self._graph, self._temperature = graph, temperature
+    self._specs = checkpoints.flatten(specs)
+    self._tensor = placement.mesh.shape["tensor"]
+    self._placement = placement
+
+  def _model(self, params):
+    return nnx.merge(self._graph, params)
+
+  # -------------------------------------------------------------- the parts
+
+  def _gathered(self, state: Any, dtype) -> Any:
+    """A layer's parameters whole over fsdp, cast before they travel."""
+    flat = checkpoints.flatten(state)
+    leaves = []
+    for path, leaf in flat.items():
+      axes = tuple(self._specs[f"blocks/{path}"])[1:]
+      if "fsdp" in axes:
+        leaf = jax.lax.all_gather(leaf.astype(dtype), "fsdp",
+                                  axis=axes.index("fsdp"), tiled=True)
+      leaves.append(leaf)
+    return jax.tree.unflatten(jax.tree.structure(state), leaves)
+
+  def _attend(self, mask: Array) -> transformer.Attend:
+    def attend(norm, q, k, v):
+      sizes, heads = self._sizes, q.shape[2]
+      groups = sizes.heads // sizes.kv_heads
+      if sizes.kv_heads % self._tensor:
+        # Whole on every device; these queries share one of them.
+        first = jax.lax.axis_index("tensor") * heads // groups
+        k, v = (jax.lax.dynamic_slice_in_dim(a, first, 1, 2) for a in (k, v))
+      if norm is None:
+        return attention.by_blocks(q, k, v, mask)
+      return attention.again(q, k, v, mask, norm), None
+    return attend
+
+  def _layer(self, graph, mask, rope, norm, state, x: Array
+             ) -> tuple[Array, Any]:
+    """(output, the softmax's norms) of a layer.
+
+    norm: None, or in the backward pass the norms of the forward pass.
+    """
+    block = nnx.merge(graph, self._gathered(state, x.dtype))
+    whole = lambda y: jax.lax.all_gather(y, "tensor", axis=1, tiled=True)
+    split = lambda y: jax.lax.psum_scatter(y, "tensor", scatter_dimension=1,
+                                           tiled=True)
+    attend = functools.partial(self._attend(mask), norm)
+    how = {} if norm is None else dict(gated=_gated)
+    return block(x, rope, attend, whole=whole, split=split, **how)
+
+  def _embedded(self, table: Array, tokens: Array) -> Array:
+    """Rows of the table, hidden states [r, T/tensor, D] of tokens [r, T]."""
+    at, inside = self._places(table, tokens)
+    x = jnp.where(inside[..., None], table[at], 0).astype(self._sizes.dtype)
+    x = jax.lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
+    if self._width_split:
+      x = jax.lax.all_to_all(x, "fsdp", 0, 2, tiled=True)
+    return x
+
+  def _add_embedded(self, sums: Array, tokens: Array, dx: Array) -> Array:
+    """`sums` [V/tensor, D/fsdp] with the gradient of `_embedded` added."""
+    at, inside = self._places(sums, tokens)
+    if self._width_split:
+      dx = jax.lax.all_to_all(dx, "fsdp", 2, 0, tiled=True)
+    dx = jax.lax.all_gather(dx, "tensor", axis=1, tiled=True)
+    return sums.at[jnp.where(inside, at, len(sums))].add(
+        dx.astype(sums.dtype), mode="drop")
+
+  @property
+  def _width_split(self) -> bool:
+    return "fsdp" in self._specs["embed"]
+
+  def _places(self, table: Array, tokens: Array) -> tuple[Array, Array]:
+    """(row in this piece of the table, whether it is there) of tokens.
+
+    Where the width is split, of the tokens of every device along fsdp.
+    """
+    if self._width_split:
+      tokens = jax.lax.all_gather(tokens, "fsdp", axis=0, tiled=True)
+    at = tokens - jax.lax.axis_index("tensor") * len(table)
+    inside = (at >= 0) & (at < len(table))
+    return jnp.where(inside, at, 0), inside
+
+  def _top(self, graph, source: Array, state, x: Array) -> Array:
+    """States [r, T, D] from which each token is predicted."""
+    x = nnx.merge(graph, state)(x)
+    x = jax.lax.all_gather(x, "tensor", axis=1, tiled=True)
+    return jnp.take_along_axis(x, source[..., None], axis=1)
+
+  def _table(self, model) -> tuple[str, Array]:
+    name = "embed" if model.sizes.tied else "head"
+    return name, getattr(model, name)[...]
+
+  def _vocabulary(self, name: str) -> vocabulary.Local:
+    return vocabulary.Local(self._placement, name == "embed",
+                            self._specs[name])
+
+  def _surroundings(self, micro):
+    return (packing.packed_mask(micro.prompt, micro.segment),
+            transformer.rope_tables(self._sizes, micro.positions))
+
+  # ------------------------------------------------------------- the passes
+
+  def forward(self, params, micro: packing.Packed, keep: bool):
+    """(log-probs, entropy, lse [r, T], what the backward pass needs or None):
+    inputs [L, r, T/tensor, D] and norms [L, r, H/tensor, T] of the layers, the
+    output [r, T/tensor, D]."""
+    model = self._model(params)
+    self._sizes = model.sizes
+    x = self._embedded(model.embed[...], micro.tokens)
+    graph, states = nnx.split(model.blocks)
+    around = self._surroundings(micro)
+
+    def step(x, state):
+      y, norm = self._layer(graph, *around, None, state, x)
+      return y, (x, norm) if keep else None
+
+    x, kept = jax.lax.scan(step, x, states)
+    with jax.named_scope("logprobs"):
+      norm, scale = nnx.split(model.final_norm)
+      hidden = self._top(norm, micro.source, scale, x)
+      name, table = self._table(model)
+      out = vocabulary.forward(self._vocabulary(name), hidden, table,
+                               micro.tokens, self._temperature)
+    return *out, (*kept, x) if keep else None
+
+  def backward(self, params, sums, micro: packing.Packed, kept, lse, g):
+    """The sums with this micro-batch's gradient added.
+
+    g: float32 [r, T], gradient of the loss by each log-prob.
+    """
+    model = self._model(params)
+    self._sizes = model.sizes
+    # Locally each sum's leading axis has length 1.
+    flat = {k: a[0] for k, a in checkpoints.flatten(sums).items()}
+    inputs, norms, x = kept
+    with jax.named_scope("logprobs"):
+      norm, scale = nnx.split(model.final_norm)
+      hidden, pull = jax.vjp(
+          functools.partial(self._top, norm, micro.source), scale, x)
+      name, table = self._table(model)
+      dh, flat[name] = vocabulary.backward(
+          self._vocabulary(name), hidden, table, flat[name], micro.tokens,
+          lse, g, self._temperature)
+      dscale, dx = pull(dh)
+      flat["final_norm/scale"] += jax.tree.leaves(dscale)[0]
+    graph, states = nnx.split(model.blocks)
+    around = self._surroundings(micro)
+    names = [f"blocks/{path}" for path in checkpoints.flatten(states)]
+
+    def step(carry, scanned):
+      dx, sums = carry
+      index, state, x, norm = scanned
+      _, pull = jax.vjp(
+          lambda *a: self._layer(graph, *around, norm, *a)[0], state, x)
+      gradient, dx = pull(dx)
+      sums = [a.at[index].add(d.astype(a.dtype))
+              for a, d in zip(sums, jax.tree.leaves(gradient))]
+      return (dx, sums), None
+
+    (dx, more), _ = jax.lax.scan(
+        step, (dx, [flat[n] for n in names]),
+        (jnp.arange(self._sizes.layers), states, inputs, norms), reverse=True)
+    flat.update(zip(names, more))
+    flat["embed"] = self._add_embedded(flat["embed"], micro.tokens, dx)
+    return jax.tree.unflatten(jax.tree.structure(sums),
+                              [a[None] for a in flat.values()])
