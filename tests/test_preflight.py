@@ -93,6 +93,38 @@ def test_cost_of_a_loop_by_hand():
   assert found.cycles == 500
 
 
+BY_HAND = """
+HloModule by_hand
+
+%spread.1 (a: f32[8,64]) -> f32[32,64] {
+  %a = f32[8,64]{1,0} parameter(0)
+  ROOT %g1 = f32[32,64]{1,0} all-gather(%a), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}, frontend_attributes={chain_id="3"}
+}
+
+%spread.2 (a: f32[8,64]) -> f32[32,64] {
+  %a = f32[8,64]{1,0} parameter(0)
+  ROOT %g2 = f32[32,64]{1,0} all-gather(%a), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}, frontend_attributes={chain_id="3"}
+}
+
+ENTRY %main (x: f32[8,64]) -> f32[2,64] {
+  %x = f32[8,64]{1,0} parameter(0)
+  %first = f32[32,64]{1,0} fusion(%x), kind=kCustom, calls=%spread.1
+  %second = f32[32,64]{1,0} fusion(%x), kind=kCustom, calls=%spread.2
+  %third = f32[32,64]{1,0} all-gather(%x), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}
+  ROOT %last = f32[2,64]{1,0} reduce-scatter(%x), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%sum
+}
+"""
+
+
+def test_collectives_of_shard_map_share_a_channel():
+  found = cost.of_text(BY_HAND, devices=8)
+  whole = 32 * 64 * 4
+  # Two fusions work on one chain; the two others stand alone.
+  assert found.wire_bytes == {
+    "all-gather": 2 * whole * 3 / 4, "reduce-scatter": 2 * 64 * 4 * 3}
+  assert found.wire_counts == {"all-gather": 2, "reduce-scatter": 1}
+
+
 def test_a_loop_over_data_takes_the_callers_count():
   text = TEXT.replace("constant(5)", "parameter(1)")
   found = cost.of_text(text, devices=8, trips=(7,))

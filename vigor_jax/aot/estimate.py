@@ -32,6 +32,7 @@ class Result:
     fits: whether it compiled within the chip's memory.
     error: why not.
     arguments, temporary, peak: bytes, donated results counted once.
+    alive: most bytes in use at once; what `peak` reserves has gaps.
     flops, hbm_bytes, wire_bytes: of one call. wire: bytes by kind.
     compute_s, hbm_s, wire_s: each alone at the chip's peak.
     model_s: the compiler's own cycle estimates; 0 where it gives none.
@@ -49,6 +50,7 @@ class Result:
   arguments: float = 0.0
   temporary: float = 0.0
   peak: float = 0.0
+  alive: float = 0.0
   flops: float = 0.0
   hbm_bytes: float = 0.0
   wire_bytes: float = 0.0
@@ -91,6 +93,7 @@ def compile_program(program: programs_lib.Program, topology: chips.Topology,
   result.temporary = memory.temp_size_in_bytes
   result.peak = (memory.argument_size_in_bytes + memory.temp_size_in_bytes
                  + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+  result.alive = getattr(memory, "peak_memory_in_bytes", 0)
   result.hbm_bytes, result.wire_bytes = counted.hbm_bytes, counted.wire_total
   result.wire = dict(counted.wire_bytes)
   result.compute_s = result.flops / chip.flops

@@ -1,0 +1,179 @@
+"""The update as compiled for TPU slices, against google-tunix's.
+
+  python benchmarks/preflight_vs_tunix.py [--quick] [--parts=3b,8b]
+      [--tunix_python=/path/to/venv/bin/python] [--tunix_layers=2,4]
+
+Compiles a GRPO update of 16 x (512 + 1024) tokens with libtpu, without a TPU:
+Qwen2.5-3B for v5e:4x4 on the mesh (fsdp 8, tensor 2) and Qwen3-8B for
+v5p:2x2x2 on (4, 2), bfloat16 parameters and moments; `3b_f32` and `8b_f32`
+have float32 master weights and moments. Both sides are counted by this
+project's walker (vigor_jax/aot). Per chip:
+
+  peak_gib_*              most bytes alive at once, as the compiler says
+  allocated_gib_*         what it reserves for them
+  modelled_over_bound_*   its own cycle estimates over 8 FLOPs per parameter
+                          and token at the chip's peak
+  collectives_gb_*        bytes that leave a chip
+  compile_cpu_s_*         processor seconds of tracing and compiling
+
+Needs Python 3.12 and the `tpu` extra; google-tunix, in an environment of its
+own (--tunix_python), the `interop` extra. Tunix unrolls its layers, which takes
+a quarter of an hour to compile at full depth: --tunix_layers compiles shallow
+models and extends the straight line through them; 0 is full depth. 5 minutes
+for both parts; --quick compiles two layers of the 3B and compares nothing.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+PARTS = {
+  "3b": ("qwen2.5-3b", "v5e:4x4", (1, 8, 2), "bfloat16"),
+  "8b": ("qwen3-8b", "v5p:2x2x2", (1, 4, 2), "bfloat16"),
+  "3b_f32": ("qwen2.5-3b", "v5e:4x4", (1, 8, 2), "float32"),
+  "8b_f32": ("qwen3-8b", "v5p:2x2x2", (1, 4, 2), "float32"),
+}
+ROWS, PROMPT, COMPLETION = 16, 512, 1024
+TARGETS = {
+  "peak_gib_3b": {"max": 2.2},
+  "modelled_over_bound_3b": {"max": 1.5},
+  "collectives_gb_3b": {"max": 11.0},
+  "compile_cpu_s_3b": {"max": 120.0},
+  "peak_gib_3b_f32": {"max": 4.1},
+  "peak_gib_8b": {"max": 10.0},
+  "modelled_over_bound_8b": {"max": 1.5},
+  "peak_gib_8b_f32": {"max": 17.0},
+}
+
+
+def measured(result, sizes, topology):
+  """The figures of a compiled program (estimate.Result)."""
+  tokens = ROWS * (PROMPT + COMPLETION)
+  bound = 8 * sizes.num_params * tokens / (
+    len(topology.devices) * topology.chip.flops)
+  return {
+    "peak_gib": result.alive / 2**30,
+    "allocated_gib": result.peak / 2**30,
+    "modelled_ms": result.model_s * 1e3,
+    "modelled_over_bound": result.model_s / bound,
+    "hbm_gb": result.hbm_bytes / 1e9,
+    "collectives_gb": result.wire_bytes / 1e9,
+    "compile_cpu_s": result.compile_s,
+  }
+
+
+def compiled(part, layers, side, flags):
+  """Figures of one program. Imports jax: in a process of its own."""
+  from vigor_jax.aot import chips
+
+  model, name, mesh, dtype = PARTS[part]
+  chips.prepare(name)
+  from vigor_jax.aot import estimate
+  from vigor_jax.policy import families, sharding
+  from vigor_jax.policy.sizes import Sizes
+
+  topology = chips.topology(name)
+  values = families.published(model)
+  values["layers"] = layers or values["layers"]
+  values["rope_scaling"] = families.rope_from_text(values["rope_scaling"])
+  sizes = Sizes(**values, dtype="bfloat16", param_dtype=dtype)
+  grid = sharding.make_mesh(mesh, topology.devices)
+  make = our_update if side == "ours" else tunix_update
+  options = None if flags == "default" else estimate.WINDOWED_OFF
+  result = estimate.compile_program(make(sizes, grid), topology, options)
+  if not result.fits:
+    raise SystemExit(f"{part}: {result.error}")
+  return measured(result, sizes, topology)
+
+
+def our_update(sizes, grid):
+  """The trainer's own program, one micro-batch of packed rows."""
+  import jax
+  import numpy as np
+
+  from vigor_jax.aot import programs
+  from vigor_jax.policy import (
+    objective, packing, sharding, transformer, update)
+
+  objective.UNROLLED = 0  # A shallow model as a deep one.
+  graph, params = transformer.abstract(sizes)
+  placement = sharding.Placement(grid)
+  updater = update.Updater(
+    graph, update.Objective(old="current", remat=True),
+    update.OptimizerOptions(), placement)
+  params = placement.abstract(params)
+  state = update.TrainState(params, updater.abstract_opt(params))
+  array = lambda dtype: jax.ShapeDtypeStruct(
+    (1, ROWS, PROMPT + COMPLETION), dtype, sharding=placement.batch)
+  number = lambda dtype: jax.ShapeDtypeStruct(
+    (), dtype, sharding=placement.replicated)
+  batch = packing.Packed(*[array(np.int32)] * 5, *[array(np.float32)] * 3)
+  old = batch.sampler_logprobs
+  return programs.Program(
+    "update", updater.programs.update,
+    (state, batch, old, old, number(np.int32), number(np.float32),
+     number(np.float32)), (1,), "one micro-batch", 1)
+
+
+def child(python, *arguments):
+  """Figures of `compiled` with these arguments, from its own process."""
+  root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+  done = subprocess.run(
+    [python, os.path.abspath(__file__), "--child", json.dumps(arguments)],
+    env={**os.environ, "PYTHONPATH": root}, text=True, stdout=subprocess.PIPE,
+    check=True)
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def extended(part, layers, python, flags):
+  """Tunix's figures at full depth, from those of a few shallow models."""
+  depths = [int(n) for n in layers.split(",")]
+  found = [child(python, part, n, "tunix", flags) for n in depths]
+  if depths == [0]:
+    return found[0]
+  from vigor_jax.policy import families
+  full = families.published(PARTS[part][0])["layers"]
+  (a, b), (low, high) = depths, found
+  line = lambda key: low[key] + (high[key] - low[key]) * (full - a) / (b - a)
+  out = {key: line(key) for key in low if key != "modelled_over_bound"}
+  # The bound of the full model, from ours.
+  return out
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--quick", action="store_true")
+  parser.add_argument("--parts", default="3b,8b")
+  parser.add_argument("--flags", default="windowed_off",
+                      choices=["windowed_off", "default"])
+  parser.add_argument("--tunix_python", default="")
+  parser.add_argument("--tunix_layers", default="2,4")
+  parser.add_argument("--child", default="")
+  args = parser.parse_args()
+  if args.child:
+    print(json.dumps(compiled(*json.loads(args.child))))
+    return 0
+  figures = {}
+  for part in args.parts.split(","):
+    layers = 2 if args.quick else 0
+    sides = {"": child(sys.executable, part, layers, "ours", args.flags)}
+    if args.tunix_python and not args.quick:
+      sides["tunix_"] = extended(part, args.tunix_layers, args.tunix_python,
+                                 args.flags)
+    for prefix, side in sides.items():
+      for key, value in side.items():
+        figures[f"{prefix}{key}_{part}"] = value
+        print(f"{prefix}{key}_{part:10s} {value:.4g}", flush=True)
+  targets = {} if args.quick else {
+    k: t for k, t in TARGETS.items() if k in figures}
+  ok = all(figures[k] <= t["max"] for k, t in targets.items())
+  rounded = {k: float(f"{v:.4g}") for k, v in figures.items()}
+  print(json.dumps(dict(name="preflight_vs_tunix", figures=rounded,
+                        targets=targets, ok=ok)))
+  return 0 if ok else 1
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())
