@@ -159,12 +159,14 @@ def attend_view(layer, q: Array, k: Array, v: Array, *, mask: Array,
   return out.reshape(s, 1, h, hd), (keys, values)
 
 
-def attend_stores(layer, q: Array, k: Array, v: Array, *, prefix: Array,
-                  length: int, mask: Array):
+def attend_stores(layer, q: Array, k: Array, v: Array, *, store,
+                  prefix: Array, length: int, mask: Array):
   """One new token per slot against prefix store, ring, chunk and itself.
 
   Args:
-    layer: (prefix keys, values, ring keys, values, buffer keys, values).
+    layer: (its index, ring keys, values, buffer keys, values).
+    store: the prefix store of all layers. The slots' rows are taken straight
+      out of it: a slice of the layer would be a copy of all prompts.
     prefix: int32 [S] rows of the prefix store.
     length: ring columns that hold anything.
     mask: bool [S, Lp + length + C + 1].
@@ -172,13 +174,14 @@ def attend_stores(layer, q: Array, k: Array, v: Array, *, prefix: Array,
   Returns:
     (out [S, 1, H, hd], (k [S, K, hd], v [S, K, hd])).
   """
-  pk, pv, rk, rv, bk, bv = layer
+  index, rk, rv, bk, bv = layer
+  pk, pv = (a[index, prefix] for a in store)
   s, _, h, hd = q.shape
   kh = k.shape[2]
   q = q.reshape(s, kh, h // kh, hd)
   k, v = k[:, 0], v[:, 0]
-  keys = [a.astype(q.dtype) for a in (pk[prefix], rk[..., :length], bk)]
-  values = [a.astype(q.dtype) for a in (pv[prefix], rv[..., :length, :], bv)]
+  keys = [a.astype(q.dtype) for a in (pk, rk[..., :length], bk)]
+  values = [a.astype(q.dtype) for a in (pv, rv[..., :length, :], bv)]
   f32 = dict(preferred_element_type=jnp.float32)
   scores = jnp.concatenate(
       [*[jnp.einsum("skgd,skdm->skgm", q, a, **f32) for a in keys],

@@ -152,10 +152,11 @@ def _run(model, blocks, prefixes: Prefixes, slots: Slots, stop_ids: Array,
     else:
       own = full(jnp.append(now < i, True))
       attend = lambda layer, q, k, v: cache_lib.attend_stores(
-          layer, q, k, v, prefix=prefix, length=length, mask=own)
-      hidden, (k, v) = model(token[:, None], None, attend,
-                             layers=(*prefixes.kv, *slots.kv, *layers),
-                             rope=rope)
+          layer, q, k, v, store=prefixes.kv, prefix=prefix, length=length,
+          mask=own)
+      hidden, (k, v) = model(
+          token[:, None], None, attend, rope=rope,
+          layers=(jnp.arange(sizes.layers), *slots.kv, *layers))
       put = jax.lax.dynamic_update_slice_in_dim
       layers = (put(layers[0], k[..., None].astype(dtype), i, 4),
                 put(layers[1], v[..., None, :].astype(dtype), i, 3))
