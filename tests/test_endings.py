@@ -61,6 +61,21 @@ def test_a_closed_pipe_ends_a_program_silently():
   assert process.stderr.read() == b""
 
 
+def test_ctrl_c_is_not_lost_where_exceptions_are():
+  program = (
+    "import os, signal\n"
+    "from vigor_jax import endings\n"
+    "class Collected:\n"
+    "  def __del__(self): os.kill(os.getpid(), signal.SIGINT)\n"
+    "with endings.one_message('stopped', at_once=True):\n"
+    "  Collected(); print('went on')\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", program], capture_output=True, text=True
+  )
+  assert (done.returncode, done.stderr, done.stdout) == (130, "stopped\n", "")
+
+
 def test_a_folder_has_one_process_and_is_free_when_that_is_killed(tmp_path):
   folder = tmp_path / "run"
   process = subprocess.Popen(

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 
 # What main functions answer; HostLost and the like pass.
@@ -32,7 +33,8 @@ def in_words(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def one_message(on_interrupt: str = "stopped") -> Iterator[None]:
+def one_message(on_interrupt: str = "stopped", at_once: bool = False
+                ) -> Iterator[None]:
   """Ends the program with one message for errors that are its user's.
 
   Exit codes: 2 for an error, 130 after Ctrl-C, and 141 (as a shell says
@@ -40,7 +42,16 @@ def one_message(on_interrupt: str = "stopped") -> Iterator[None]:
 
   Args:
     on_interrupt: what to say after Ctrl-C.
+    at_once: Ctrl-C ends the process inside its handler, for programs with
+      nothing to save then. An exception would be lost where jax collects
+      garbage, as it often does while it starts.
   """
+  def handle(signum, frame):
+    os.write(2, f"{on_interrupt}\n".encode())
+    os._exit(128 + signum)
+
+  main = threading.current_thread() is threading.main_thread()
+  before = signal.signal(signal.SIGINT, handle) if at_once and main else None
   try:
     yield
     sys.stdout.flush()
@@ -51,6 +62,9 @@ def one_message(on_interrupt: str = "stopped") -> Iterator[None]:
     sys.exit(128 + signal.SIGINT)
   except ANSWERED as error:
     exit_with_message(error)
+  finally:
+    if before is not None:
+      signal.signal(signal.SIGINT, before)
 
 
 def closed_output() -> None:

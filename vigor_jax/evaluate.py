@@ -279,7 +279,7 @@ def _with_config(argv: Sequence[str]) -> list[str]:
 
 
 def main(argv) -> None:
-  with endings.one_message():
+  with endings.one_message(at_once=True):
     _main(argv)
 
 

@@ -95,7 +95,7 @@ def main(argv) -> None:
   parser.add_argument("--dtype", choices=_DTYPES, default="",
                       help="default: that of the run's parameters")
   args = parser.parse_args(argv[1:])
-  with endings.one_message():
+  with endings.one_message(at_once=True):
     step, files = export(args.workdir, args.to, step=args.step,
                          dtype=args.dtype)
   print(f"step {step} of {args.workdir} is in {args.to}: {', '.join(files)}")

@@ -48,7 +48,7 @@ def _define(values) -> None:
 
 
 def main(argv) -> None:
-  with endings.one_message():
+  with endings.one_message(at_once=True):
     _main(argv)
 
 

@@ -315,7 +315,8 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
 def main(argv) -> None:
   args = cli.parse_flags(argv, _USAGE)
   command = shlex.join(["python", "-m", "vigor_jax.train", *argv[1:]])
-  with endings.one_message(f"stopped at once\nto go on:\n  {command}"):
+  stopped = f"stopped at once\nto go on:\n  {command}"
+  with endings.one_message(stopped, at_once=True):
     _main(args, command)
 
 
