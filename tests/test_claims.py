@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -129,3 +130,14 @@ def test_area_of_a_straight_line():
   straight = run(100 / 120)
   assert claims.area(straight) == pytest.approx(0.65)
   assert not math.isnan(claims.area(run(2.0)))
+
+
+def test_the_results_page_is_what_the_data_gives():
+  docs = pathlib.Path(__file__).parents[1] / "docs"
+  page = (docs / "results.md").read_text()
+  data = json.loads((docs / "claims.json").read_text())
+  assert claims.fill(page, data) == page
+  for stream, rules in data["streams"].items():
+    pairs_of = {rule: set(runs) for rule, runs in rules.items()}
+    assert len(pairs_of[claims.PUBLISHED]) >= 5, stream
+    assert all(p == pairs_of[claims.PUBLISHED] for p in pairs_of.values())
