@@ -39,7 +39,7 @@ launch/tpu_vm.sh VERB --name=NAME [FLAGS] [-- CONFIG OVERRIDES]
 where (create, up)                   what (run, up)
   --project=  default: gcloud's        --config=configs/NAME.py
   --zone=     e.g. us-west4-a          --workdir=gs://BUCKET/RUN
-  --tpu=      v5e:4x4, v5litepod-16,   -- --config.steps=100 ...
+  --tpu=      v5e:4x4, v5litepod-16,   -- --config.total_steps=9 ...
               v5p:2x2x2, v6e:4x4, ...
   --slices=1  more than 1: multi-slice
   --spot | --on-demand                 (one of them, no default: price)
@@ -138,6 +138,10 @@ check_place() {
     PROJECT=$REPLY
   fi
   if ! [[ $PROJECT =~ ^([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$ ]]; then
+    if [ -z "$PROJECT" ]; then
+      die "$BAD_ARGUMENT" "--project is missing, and gcloud has no default" \
+        "yours: gcloud projects list"
+    fi
     die "$BAD_ARGUMENT" "--project='$PROJECT' is not a project id" \
       "yours: gcloud projects list"
   fi

@@ -44,6 +44,54 @@ def _file(tmp_path, body):
   return f"--config={path}"
 
 
+# Modules of one's own.
+
+_RULES = """
+from vigor_jax import allocation
+from vigor_jax.allocation import uniform
+
+class Mine(uniform.Uniform):
+  name = "imported_rule"
+
+allocation.REGISTRY["imported_rule"] = Mine
+"""
+
+
+def test_imported_modules_register_themselves_first(
+  example, tmp_path, monkeypatch
+):
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(allocation, "REGISTRY", dict(allocation.REGISTRY))
+  (tmp_path / "imported_rules.py").write_text(_RULES)
+  config = _parse(
+    example, "--config.allocation.name=imported_rule",
+    "--config.imports=imported_rules",
+  )
+  assert config.allocation.name == "imported_rule"
+  assert config.imports == ("imported_rules",)
+  # Another process has only what is recorded.
+  del allocation.REGISTRY["imported_rule"]
+  sys.modules.pop("imported_rules")
+  again = config_lib.from_json(config_lib.to_json(config))
+  assert again.to_dict() == config.to_dict()
+  sys.modules.pop("imported_rules")
+  plain = _parse(example, "--config.imports=imported_rules")
+  assert [str(d) for d in config_lib.check_resume(_parse(example), plain)] == [
+    "imports: () -> ('imported_rules',)"
+  ]
+  sys.modules.pop("imported_rules")
+
+
+def test_imports_that_fail_are_named(example, tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / "failing_import.py").write_text("x = 1\n1 / 0\n")
+  message = _refused(example, "--config.imports=failing_import")
+  for word in ("failing_import", "ZeroDivisionError", "line 2"):
+    assert word in message
+  message = _refused(example, "--config.imports=not_there_at_all")
+  assert "not_there_at_all" in message and "PYTHONPATH" in message
+
+
 # Overrides of the command line.
 
 
@@ -383,7 +431,8 @@ def test_every_field_is_read_somewhere(root):
     path for path in fields.flatten(config_lib.default_config())
     if through.get(path, path.split(".")[-1]) not in read
   }
-  assert names <= {"model.family"}  # Refuses sizes that contradict it.
+  # One refuses sizes that contradict it, one acts before there is a config.
+  assert names <= {"model.family", "imports"}
 
 
 def test_json_round_trip(example):

@@ -296,6 +296,20 @@ def test_evaluations_count_in_the_time_left_but_not_in_the_rate(monkeypatch):
   ]
 
 
+def test_compiling_does_not_count_in_the_time_left(monkeypatch):
+  clock = [0.0]
+  monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+  file = io.StringIO()
+  shown = progress.Progress(100, file)
+  shown.start()
+  for step, seconds, compiles in ((1, 60, 5), (2, 30, 6), (3, 1, 6), (4, 1, 6)):
+    clock[0] += seconds
+    shown.step(step, {"compiles": compiles})
+  assert [line.partition("  left ")[2] for line in file.getvalue().splitlines()] == [
+    "", "", "1m37s", "1m36s"
+  ]
+
+
 def test_lines_may_stand_for_several_steps(monkeypatch):
   clock = [0.0]
   monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])

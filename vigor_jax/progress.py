@@ -44,6 +44,7 @@ class Progress:
     self._accuracy = None
     # Tokens and time at the last line, and (step, time) of recent lines.
     self._tokens = self._since = None  # None: not started.
+    self._compiles = 0
     self._lines = collections.deque(maxlen=21)
 
   def say(self, text: str) -> None:
@@ -114,8 +115,13 @@ class Progress:
     if tokens is not None and self._since is not None:
       if tokens > (self._tokens or 0):
         rate = (tokens - (self._tokens or 0)) / max(now - self._since, 1e-9)
-    if not self._lines and self._since is not None:
+    # What compiling took says nothing of the steps that are left.
+    compiles = metrics.get("compiles") or 0
+    if compiles > self._compiles:
+      self._lines.clear()
+    elif not self._lines and self._since is not None:
       self._lines.append((step - 1, self._since))
+    self._compiles = compiles
     if self._lines and step > self._lines[0][0]:
       first_step, first_time = self._lines[0]
       pace = (now - first_time) / (step - first_step)

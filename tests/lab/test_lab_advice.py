@@ -77,6 +77,15 @@ def advice(tmp_path_factory):
   return recommend.advise(folder, steps=12, warmup=4)
 
 
+def test_a_rule_that_was_not_played_is_said(advice):
+  best = next(
+    i for i in range(len(advice.candidates)) if i != advice.baseline
+  )
+  mine = dataclasses.replace(advice, allocator="my_own_rule", best=best)
+  text = recommend.recommendation(mine)
+  assert "this run's rule, my_own_rule, was not played." in text
+
+
 def test_advice_covers_every_rule_that_can_spend_the_budget(advice):
   from vigor_jax import allocation
 

@@ -68,6 +68,10 @@ def parse(
   if values.workdir and os.path.isfile(values.workdir):
     raise ConfigError(f"--workdir: {values.workdir!r} is a file, not a folder")
   check_place("--workdir", values.workdir)
+  for path, text in overrides:
+    if path == "imports":  # What they register may be named by the others.
+      names = fields.parse_text(path, fields.IMPORTS, text)
+      loading.import_modules(names)
   config = loading.load_file(spec)
   loading.apply_overrides(config, overrides, is_text=True)
   return Args(validate(config), values.workdir, values)

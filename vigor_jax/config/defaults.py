@@ -46,6 +46,10 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     )
   config = ml_collections.ConfigDict()
 
+  # Modules imported before anything else is read, where rules, tasks and losses
+  # of your own register themselves.
+  config.imports = ()
+
   # What is run. "rl" trains with rewards, "sft" with a task's solutions.
   config.stage = "rl"
   # Where parameters start: "" draws them from the seed, a path names a

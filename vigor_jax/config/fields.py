@@ -17,6 +17,8 @@ from vigor_jax import tasks
 
 # Of whole numbers, either way: as many as an int32 holds.
 LARGEST = 2**31 - 1
+# The type of the field `imports`, which is read before there are any fields.
+IMPORTS = tuple[str, ...]
 
 
 class ConfigError(ValueError):
@@ -110,6 +112,8 @@ def field_type(config, path: str) -> Any:
   options = _options_class(config, path)
   if options is not None:
     return typing.get_type_hints(options)[path.rsplit(".", 1)[-1]]
+  if path == "imports":
+    return IMPORTS
   default = get(config, path)
   return tuple[int, ...] if isinstance(default, tuple) else type(default)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import json
@@ -10,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -26,7 +27,7 @@ ConfigError = fields.ConfigError
 # What may differ when a run is continued in its workdir.
 MAY_CHANGE = (
   "total_steps", "evaluation.", "checkpoint.", "mesh.", "topology",
-  "profile_steps",
+  "profile_steps", "imports",
 )
 
 
@@ -42,6 +43,9 @@ def build(values: Mapping[str, Any] | ml_collections.ConfigDict, source: str):
   """
   try:
     flat = fields.flatten(values)
+    import_modules(
+      fields.check_value("imports", fields.IMPORTS, flat.get("imports", ()))
+    )
     name = flat.pop("task.name", "arithmetic")
     config = default_config(fields.check_value("task.name", str, name))
   except ValueError as error:
@@ -53,6 +57,28 @@ def build(values: Mapping[str, Any] | ml_collections.ConfigDict, source: str):
     except ConfigError as error:
       raise ConfigError(f"{source}: {error}") from error
   return config
+
+
+def import_modules(names: Sequence[str]) -> None:
+  """Imports what `imports` names: rules, tasks and losses register themselves.
+
+  Raises:
+    ConfigError: a module is not there, or fails.
+  """
+  for name in names:
+    try:
+      importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+      frame = traceback.extract_tb(sys.exc_info()[2])[-1]
+      missing = isinstance(error, ModuleNotFoundError) and error.name == name
+      where = (
+        "modules are looked for in the current folder and on PYTHONPATH"
+        if missing else f"{frame.filename}, line {frame.lineno}"
+      )
+      raise ConfigError(
+        f"imports: importing {name!r} failed:"
+        f" {type(error).__name__}: {error} ({where})"
+      ) from error
 
 
 def load_file(spec: str) -> ml_collections.ConfigDict:
@@ -319,9 +345,9 @@ def check_resume(old, new, workdir: str = "workdir") -> list[Difference]:
     raise ConfigError(
       f"{workdir} holds a run with another configuration:\n  "
       + "\n  ".join(str(d) for d in refused)
-      + "\nOnly total_steps, evaluation.*, checkpoint.*, mesh.*, topology and "
-      "profile_steps may change in a used workdir; choose another --workdir, "
-      "or the old values."
+      + "\nOnly total_steps, evaluation.*, checkpoint.*, mesh.*, topology, "
+      "profile_steps and imports may change in a used workdir; choose another "
+      "--workdir, or the old values."
     )
   return differences
 

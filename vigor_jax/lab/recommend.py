@@ -244,9 +244,14 @@ def recommendation(advice: Advice) -> str:
     text = (
       f"Recommended: {best}. With {middle:.0f} % of the prompts carrying"
       f" signal it is predicted to be worth {gain[advice.best]:.2f} times the"
-      f" rollouts of {base}, the best uniform split, and"
-      f" {gain[advice.best] / gain[_own(advice)]:.2f} times those of this"
-      f" run's rule ({labels[_own(advice)]})."
+      f" rollouts of {base}, the best uniform split"
+    )
+    own = _own(advice)
+    text += (
+      f"; this run's rule, {advice.allocator}, was not played."
+      if own is None
+      else f", and {gain[advice.best] / gain[own]:.2f} times those of this"
+      f" run's rule ({labels[own]})."
     )
     last = advice.stretches[-1]
     late = advice.gains[-1, advice.best]
@@ -273,8 +278,8 @@ def recommendation(advice: Advice) -> str:
   )
 
 
-def _own(advice: Advice) -> int:
-  """Index of the run's own rule, the first of its name."""
+def _own(advice: Advice) -> int | None:
+  """Index of the run's own rule, the first of its name; None: not played."""
   names = [c.name for c in advice.candidates]
   same = [
     i
@@ -286,4 +291,4 @@ def _own(advice: Advice) -> int:
     return same[0]
   if advice.allocator in names:
     return names.index(advice.allocator)
-  return advice.baseline
+  return None

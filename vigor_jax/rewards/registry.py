@@ -67,8 +67,11 @@ def _resolve_one(name: str) -> Callable[..., float]:
   except ModuleNotFoundError as error:
     # A module that exists and itself misses an import is another fault.
     if error.name and not (module_name + ".").startswith(error.name + "."):
+      hint = ""
+      if name in ALIASES:
+        hint = "; verifiers need the extra: pip install 'vigor-jax[tasks]'"
       raise RewardError(
-        f"reward {name!r}: importing {module_name!r} failed: {error}"
+        f"reward {name!r}: importing {module_name!r} failed: {error}{hint}"
       ) from error
     hint = _nearest(target, ALIASES.values())
     raise RewardError(
