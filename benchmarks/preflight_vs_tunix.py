@@ -148,10 +148,12 @@ def tunix_update(sizes, grid):
   mesh = jax.sharding.Mesh(grid.devices[0], ("fsdp", "tp"))
   placed = lambda *axes: jax.sharding.NamedSharding(
     mesh, jax.sharding.PartitionSpec(*axes))
-  with jax.set_mesh(mesh):
-    model = nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0)))
-    optimizer = nnx.eval_shape(
-      lambda m: nnx.Optimizer(m, optax.adamw(1e-6), wrt=nnx.Param), model)
+  # Its own constraints are left out where jax's first device is a CPU.
+  module.shard = lambda x, axes: jax.lax.with_sharding_constraint(
+    x, placed(*axes))
+  model = nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0)))
+  optimizer = nnx.eval_shape(
+    lambda m: nnx.Optimizer(m, optax.adamw(1e-6), wrt=nnx.Param), model)
   graph, params = nnx.split(model)
   rest_graph, rest = nnx.split(optimizer)
 
@@ -186,15 +188,8 @@ def tunix_update(sizes, grid):
   array = lambda shape, dtype: jax.ShapeDtypeStruct(
     shape, dtype, sharding=placed("fsdp"))
 
-  class InMesh:
-    """Traced where its sharding constraints find their mesh."""
-
-    def trace(self, *arguments):
-      with jax.set_mesh(mesh):
-        return jax.jit(step, donate_argnums=(1,)).trace(*arguments)
-
   return programs.Program(
-    "update", InMesh(),
+    "update", jax.jit(step, donate_argnums=(1,)),
     (with_sharding(params), with_sharding(rest),
      array((ROWS, PROMPT), np.int32), array((ROWS, COMPLETION), np.int32),
      array((ROWS,), np.float32)), (1,), "one batch", 1)

@@ -198,6 +198,8 @@ def _report(temporary):
     "v5e:4x4", 16, {"data": 1, "fsdp": 8, "tensor": 2}, "none", 15.75 * 2**30,
     {"parameters": 10 * 2**30, "slots": 2**30}, [result], {"slots": 8},
     peak=11 * 2**30 + temporary, culprit="parameters", seconds=3.0,
+    parts={"slots": 2**30, "parameters": 10 * 2**30,
+           "temporaries of update": temporary},
     rollouts=64, tokens=6400, price=1.2)
   return made
 
@@ -209,6 +211,11 @@ def test_what_the_page_says():
   text = page.text(full)
   assert "does not fit on v5e:4x4: 19.00 of 15.75 GiB" in text
   assert "largest part is parameters" in text
+  lines = text.splitlines()
+  first = lines.index("GiB a chip at the fullest moment:") + 1
+  assert [line.split(maxsplit=1) for line in lines[first:first + 3]] == [
+    ["10.00", "parameters"], ["8.00", "temporaries of update"],
+    ["1.00", "slots"]]
   assert "4000 rollouts a dollar" in page.speed(fits)
   made = page.page([fits, full], "python -m x --a='<b>'")
   assert "&lt;b&gt;" in made and "<b>" not in made

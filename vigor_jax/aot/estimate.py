@@ -130,7 +130,8 @@ class Report:
   Attributes:
     resident: bytes per chip that live through a step, by what they are.
     results: its programs.
-    peak: bytes per chip of the fullest moment; culprit: what is largest then.
+    peak: bytes per chip of the fullest moment; parts: what it is made of;
+      culprit: the largest of them.
     limit: bytes per chip.
     seconds: of a step; rollouts, tokens: of a step.
   """
@@ -144,6 +145,7 @@ class Report:
   results: list[Result]
   workload: dict[str, float]
   peak: float = 0.0
+  parts: dict[str, float] = dataclasses.field(default_factory=dict)
   culprit: str = ""
   seconds: float = 0.0
   rollouts: int = 0
@@ -195,7 +197,7 @@ def report(plan: programs_lib.Plan, topology: chips.Topology, *,
   parts = {**resident, f"temporaries of {fullest.name}": fullest.temporary}
   if not fullest.fits:
     parts = {f"program {fullest.name}": fullest.peak}
-  made.culprit = max(parts, key=parts.get)
+  made.parts, made.culprit = parts, max(parts, key=parts.get)
   made.seconds = sum(r.seconds * r.calls for r in results)
   made.rollouts, made.tokens = work.rollouts, work.tokens
   return made

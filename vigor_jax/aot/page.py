@@ -61,9 +61,14 @@ def text(report: estimate.Report) -> str:
   lines = ["  ".join([row[0].ljust(widths[0]), *(
       cell.rjust(w) for cell, w in zip(row[1:], widths[1:]))])
            for row in table]
-  lines += ["", "resident, GiB a chip: " + ", ".join(
-      f"{name} {size / GIB:.2f}" for name, size in report.resident.items())]
+  lines += ["", "GiB a chip at the fullest moment:"]
+  lines += [f"  {size / GIB:6.2f}  {name}" for name, size in occupied(report)]
   return "\n".join([*lines, verdict(report), speed(report)])
+
+
+def occupied(report: estimate.Report) -> list[tuple[str, float]]:
+  """(what, bytes) of the fullest moment, the largest first."""
+  return sorted(report.parts.items(), key=lambda part: -part[1])
 
 
 def page(reports: list[estimate.Report], command: str) -> str:
@@ -79,9 +84,9 @@ def page(reports: list[estimate.Report], command: str) -> str:
         f"</h2><p class={kind}>{html.escape(verdict(report))}.</p>"
         f"<p>{html.escape(speed(report))}.</p><p>Mesh: {mesh}.</p>")
     out.append(_table(_HEAD, rows(report)))
-    out.append("<h3>What stays in memory</h3>" + _table(
+    out.append("<h3>Memory at the fullest moment</h3>" + _table(
         ("part", "GiB a chip"),
-        [(k, f"{v / GIB:.2f}") for k, v in report.resident.items()]))
+        [(k, f"{v / GIB:.2f}") for k, v in occupied(report)]))
     out.append("<h3>Largest arrays</h3>" + _table(
         ("program", "arrays"),
         [(r.name, "; ".join(r.biggest)) for r in report.results if r.biggest]))
