@@ -1,6 +1,7 @@
 """Asks a server of `vigor_jax.serve` for completions.
 
-    python -m vigor_jax.serve_client --prompt="3*4+5=" [--server=127.0.0.1:9000]
+    python -m vigor_jax.serve_client --prompt="3*4+5....=" \\
+        [--server=127.0.0.1:9000]
 
 Without --prompt every line of the standard input is one. Several prompts are
 asked at once and printed in order; a single one is printed while it is drawn.

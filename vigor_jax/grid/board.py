@@ -32,6 +32,7 @@ class Board:
     self._parallel = parallel
     self._running: dict[str, dict] = {}
     self._begun = self._first = None
+    self._compiled = False
     self._spoke = time.monotonic()
     self._logs = logs
     self._warm: dict[str, float] = {}
@@ -82,6 +83,11 @@ class Board:
     self._running[cell.name].update(value)
     total = self._running[cell.name]["total_steps"]
     self._left[cell.name] = 1 - value["step"] / total
+    if value["step"] and not self._compiled:
+      # The first step compiled, for minutes maybe, what later runs reuse.
+      self._compiled = True
+      self._begun = time.monotonic()
+      self._first = sum(self._left.values())
     self._breathe()
 
   def _done(self, cell, summary):
@@ -121,7 +127,8 @@ class Board:
       return
     parts = []
     for running in self._running.values():
-      text = f"{running['cell'].text} step {running.get('step', 0)}"
+      step = running.get("step", 0)
+      text = f"{running['cell'].text} {f'step {step}' if step else 'starting'}"
       if running.get("accuracy") is not None:
         text += f" accuracy {running['accuracy']:.3f}"
       parts.append(text)
