@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from vigor_jax import experiment, metrics, train, warm_start
+from vigor_jax import experiment, metrics, train, warm_start, workdirs
 from vigor_jax.config import default_config, validate
 from vigor_jax.policy import packing
 
@@ -140,6 +140,15 @@ def trained(tmp_path_factory):
   folder = warm_start.cached(made, task, str(root / "a"), said.append)
   train.train(made, str(root / "a"), quiet=True)
   return folder, said, root / "a"
+
+
+@pytest.mark.parametrize("run", ["runs/a", "runs/a/", "runs/demo/cells/a"])
+def test_single_runs_and_comparisons_share_it(run, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  found = workdirs.beside(run, "warm_starts")
+  assert found == str(tmp_path / "runs" / "warm_starts")
+  remote = workdirs.beside(f"gs://bucket/{run}", "warm_starts")
+  assert remote == "gs://bucket/runs/warm_starts"
 
 
 def test_it_is_trained_once(trained, monkeypatch):

@@ -111,10 +111,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "folders", nargs="+", metavar="DIR", help="a run's or a comparison's folder"
   )
-  parser.add_argument("--out", help="folder for report.html and plots/")
+  parser.add_argument(
+    "--output", "--out", help="folder for report.html and plots/"
+  )
   args = parser.parse_args(argv)
   with endings.one_message():
-    print(build(args.folders, args.out))
+    print(build(args.folders, args.output))
   return 0
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import importlib
 import os
 import socket
 import sys
@@ -82,9 +83,9 @@ def serve(args) -> None:
   if "://" not in args.checkpoint and not os.path.exists(args.checkpoint):
     raise ValueError(f"--checkpoint: {args.checkpoint!r} does not exist")
   _check_port(args.host, args.port)
-  # jax, JetStream and TensorFlow start here, after the cheap checks; the
-  # last is loud about instructions and drivers that do not matter here.
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  # jax, JetStream and TensorFlow start here, after the cheap checks. The last
+  # one first: this module knows how to import it without its notices.
+  importlib.import_module("vigor_jax.tasks.seqio_tasks")
   from vigor_jax import compilation
   from vigor_jax.sampling import settings as settings_lib
   from vigor_jax.serving import driver as driver_lib

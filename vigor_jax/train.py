@@ -11,7 +11,6 @@ continues a run that was killed.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -92,8 +91,7 @@ def _train(config, workdir, lock, quiet, progress, command) -> dict[str, Any]:
   from vigor_jax import compilation
   from vigor_jax import experiment
   from vigor_jax.sampling import settings as settings_lib
-  compilation.keep_programs(os.path.join(
-      os.path.dirname(os.path.abspath(folder)), ".programs"))
+  compilation.keep_programs(workdirs.beside(folder, ".programs"))
   with experiment.build(config) as parts:
     record = record_lib.Record(parts.config, workdir, quiet=quiet,
                                progress=progress, total_steps=total,

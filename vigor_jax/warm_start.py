@@ -115,12 +115,12 @@ def cached(config, task, workdir: str, say=print) -> str:
     config: an RL configuration with init_from="auto".
     task: its task.
     workdir: the run's folder; the cache is `sft.cache_dir`, or
-      "warm_starts" beside this folder.
+      "warm_starts" beside this folder (of a comparison's runs: beside the
+      comparison's).
     say: prints a line.
   """
   from vigor_jax import train as train_lib
-  cache = config.sft.cache_dir or workdirs.join(
-      os.path.dirname(workdir.rstrip("/")), "warm_starts")
+  cache = config.sft.cache_dir or workdirs.beside(workdir, "warm_starts")
   folder = workdirs.join(cache, f"{config.task.name}-{key_of(config, task)}")
   with _lock(folder + ".lock"):
     found = distributed.cluster().from_first(

@@ -17,6 +17,7 @@ from typing import Any
 CACHE = os.path.join("~", ".cache", "vigor_jax", "workdirs")
 _SKIPPED = ("checkpoints", "traces")
 LOCK_FILE = ".lock"
+CELLS = "cells"  # A comparison's folder of runs.
 
 
 def is_remote(workdir: str | os.PathLike) -> bool:
@@ -29,6 +30,21 @@ def join(workdir: str, name: str) -> str:
   if is_remote(workdir):
     return f"{workdir.rstrip('/')}/{name}"
   return os.path.join(os.path.abspath(workdir), name)
+
+
+def beside(workdir: str, name: str) -> str:
+  """A path that a run shares with its neighbours.
+
+  It lies beside the run's folder; for a run of a comparison, beside that of the
+  comparison, so that single runs and comparisons share what is kept there.
+  """
+  folder = workdir.rstrip("/")
+  if not is_remote(folder):
+    folder = os.path.abspath(folder)
+  parent = os.path.dirname(folder)
+  if os.path.basename(parent) == CELLS:
+    parent = os.path.dirname(os.path.dirname(parent))
+  return join(parent, name)
 
 
 def local(workdir: str) -> str:

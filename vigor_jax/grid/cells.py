@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from vigor_jax import allocation
 from vigor_jax import config as configuration
 from vigor_jax import train
+from vigor_jax import workdirs
 
-CELLS_FOLDER = "cells"
+CELLS_FOLDER = workdirs.CELLS
 _MOST_SEEDS = 1000
 
 

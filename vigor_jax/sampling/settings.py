@@ -139,9 +139,11 @@ def memory_line(settings: Settings, sizes: transformer.Sizes,
   parts = settings.cache_bytes(sizes, placement)
   mib = lambda n: f"{n / 2**20:.1f} MiB"
   where = "" if placement is None else " a device"
-  return (f"cache {mib(sum(parts.values()))}{where}: {settings.slots} slots "
-          f"{mib(parts['slots'])}, {settings.prefixes} prompts "
-          f"{mib(parts['prefixes'])}, running chunk {mib(parts['chunk'])}")
+  # Completions that fit one chunk have no columns of their own.
+  slots = f" {mib(parts['slots'])}" if parts["slots"] else ""
+  return (f"cache {mib(sum(parts.values()))}{where}: {settings.slots} slots"
+          f"{slots}, {settings.prefixes} prompts {mib(parts['prefixes'])}, "
+          f"running chunk {mib(parts['chunk'])}")
 
 
 # ------------------------------------------------------- slots from memory
