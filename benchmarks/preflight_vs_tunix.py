@@ -20,10 +20,13 @@ Needs Python 3.12 and the `tpu` extra; google-tunix, in an environment of its
 own (--tunix_python), the `interop` extra. Tunix unrolls its layers, which takes
 a quarter of an hour to compile at full depth: --tunix_layers compiles shallow
 models and extends the straight line through them; 0 is full depth. 5 minutes
-for both parts; --quick compiles two layers of the 3B and compares nothing.
+for both parts. --quick compiles two layers of the 3B and compares nothing;
+where the TPU compiler is not installed it compiles them for 8 CPU devices, and
+the figures are that compiler's.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -35,6 +38,7 @@ PARTS = {
   "3b_f32": ("qwen2.5-3b", "v5e:4x4", (1, 8, 2), "float32"),
   "8b_f32": ("qwen3-8b", "v5p:2x2x2", (1, 4, 2), "float32"),
 }
+CPU = "cpu:8", (1, 4, 2)  # What --quick compiles for without libtpu.
 ROWS, PROMPT, COMPLETION = 16, 512, 1024
 TARGETS = {
   "peak_gib_3b": {"max": 2.2},
@@ -64,11 +68,13 @@ def measured(result, sizes, topology):
   }
 
 
-def compiled(part, layers, side, flags):
+def compiled(part, layers, side, flags, cpu=False):
   """Figures of one program. Imports jax: in a process of its own."""
   from vigor_jax.aot import chips
 
   model, name, mesh, dtype = PARTS[part]
+  if cpu:
+    name, mesh = CPU
   chips.prepare(name)
   from vigor_jax.aot import estimate
   from vigor_jax.policy import families, sharding
@@ -81,7 +87,8 @@ def compiled(part, layers, side, flags):
   sizes = Sizes(**values, dtype="bfloat16", param_dtype=dtype)
   grid = sharding.make_mesh(mesh, topology.devices)
   make = our_update if side == "ours" else tunix_update
-  options = None if flags == "default" else estimate.WINDOWED_OFF
+  plain = cpu or flags == "default"
+  options = None if plain else estimate.WINDOWED_OFF
   result = estimate.compile_program(make(sizes, grid), topology, options)
   if not result.fits:
     raise SystemExit(f"{part}: {result.error}")
@@ -233,9 +240,11 @@ def main():
     print(json.dumps(compiled(*json.loads(args.child))))
     return 0
   figures = {}
-  for part in args.parts.split(","):
+  parts = "3b" if args.quick else args.parts
+  for part in parts.split(","):
     layers = 2 if args.quick else 0
-    sides = {"": child(sys.executable, part, layers, "ours", args.flags)}
+    cpu = args.quick and importlib.util.find_spec("libtpu") is None
+    sides = {"": child(sys.executable, part, layers, "ours", args.flags, cpu)}
     if args.tunix_python and not args.quick:
       sides["tunix_"] = extended(part, args.tunix_layers, args.tunix_python,
                                  args.flags)
