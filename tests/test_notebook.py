@@ -40,7 +40,7 @@ def test_its_configuration_is_valid(path):
   assert namespace["config"].allocation.name == "vigor"
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_it_runs_top_to_bottom(path, tmp_path):
   """vigor_jax is importable here, so the install cell does nothing."""
   notebook = nbformat.read(path, as_version=4)

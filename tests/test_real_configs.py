@@ -159,7 +159,7 @@ def _sets(folder):
     {"problem": f"Find {i}.", "answer": str(i)} for i in range(4)))
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2p5_3b_math", "qwen2p5_7b_math_dapo"])
 def test_a_step_in_miniature(root, tmp_path, name):
   from vigor_jax import evaluate

@@ -428,7 +428,7 @@ def test_compiling_after_the_second_step_stops_the_run(with_rules, tmp_path):
   assert [line["step"] for line in tiny_runs.steps_of(tmp_path)] == [1, 2, 3]
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name, options",
   [
