@@ -74,7 +74,7 @@ test-slow: $(VENV)/installed-test
 	@echo "Running the slow end-to-end tests."
 	@$(BIN)/python -m pytest -m slow $(PARALLEL) $(ARGS)
 
-# Not part of test-all: they want cores of their own.
+# Not part of test-all: several processes for many minutes.
 test-extended: $(VENV)/installed-test
 	@echo "Running the longest tests."
 	@$(BIN)/python -m pytest -m extended $(ARGS)
