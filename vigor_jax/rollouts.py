@@ -243,11 +243,12 @@ class Collector:
       chosen = np.flatnonzero(request.counts)
       counts = request.counts[chosen]
       group = np.repeat(chosen, counts)
-      first = groups.counts[chosen] - counts
-      ends = np.cumsum(counts)
-      within = np.arange(len(group)) - np.repeat(ends - counts, counts)
-      sampler.request(group, groups.positions[group],
-                      np.repeat(first, counts) + within, **self._settings)
+      # Sample indices count on within each group: at its end they reach what
+      # the group has been granted.
+      ends = groups.counts[chosen] - np.cumsum(counts)
+      sample = np.arange(len(group)) + np.repeat(ends, counts)
+      sampler.request(group, groups.positions[group], sample,
+                      **self._settings)
 
   def _submit(self, rows):
     """(rows, cut at stop strings; their texts; handle of the verdicts)."""

@@ -5,7 +5,7 @@ import json
 import allocation_helpers as helpers
 import numpy as np
 import pytest
-from vigor_jax.allocation import eb_widening
+from vigor_jax.allocation import eb_widening, widening
 
 
 def slow_greedy(
@@ -65,7 +65,7 @@ class TestGreedy:
       int(rng.integers(1, 9)),
       m0,
     )
-    fast, fast_cap = eb_widening.greedy(*arguments)
+    fast, fast_cap = widening.greedy(*arguments)
     slow, slow_cap = slow_greedy(*arguments)
     assert fast.tolist() == slow.tolist()
     assert fast_cap == slow_cap
@@ -74,7 +74,7 @@ class TestGreedy:
   def test_by_hand(self):
     # Prompt 0: .20 - .02 n from n = 2: .16 .14 .12 ...; a new prompt is worth
     # .13 and takes two; budget 5: 0, 0, new, then one left for prompt 0.
-    counts, cap = eb_widening.greedy(
+    counts, cap = widening.greedy(
         np.array([2, 0, 0]), 1, np.array([0.2, 0, 0]), np.array([0.02, 0, 0]),
         0.13, 0.01, np.zeros(3), 5, 12, 2,
     )  # fmt: skip

@@ -28,12 +28,11 @@ then tells as much about p as 1 / phi verdicts do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import dataclasses
 
 import numpy as np
 
-from vigor_jax.allocation import base, eb_widening
+from vigor_jax.allocation import base, eb_widening, widening
 from vigor_jax.allocation.eb_widening import GRID
 
 NOISES = np.array([0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2])
@@ -48,8 +47,8 @@ BINARY = 0.97  # phi above which rewards count as 0/1
 
 
 @dataclasses.dataclass(frozen=True)
-class EbEffectiveOptions:
-  """Opening, pool, cap, prior as in eb_widening.EbOptions, and
+class EbEffectiveOptions(widening.WideningOptions):
+  """WideningOptions, and
 
   Attributes:
     breadth: c of S. Larger: broader.
@@ -58,28 +57,13 @@ class EbEffectiveOptions:
     rounds: R, rounds after the opening one.
   """
 
-  open_share: float = 0.25
-  initial_rollouts: int = 2
-  pool: float = 2.5
-  cap: int = 12
   breadth: float = 1.0
-  low_success_exponent: float = 1.0
   noise: float = UNKNOWN
-  em_iterations: int = 5
-  history: int = 10
   rounds: int = 3
 
   def validate(self) -> None:
-    eb_widening.EbWideningOptions(
-      open_share=self.open_share,
-      initial_rollouts=self.initial_rollouts,
-      pool=self.pool,
-      cap=self.cap,
-      low_success_exponent=self.low_success_exponent,
-      em_iterations=self.em_iterations,
-      history=self.history,
-      rounds=self.rounds,
-    ).validate()
+    super().validate()
+    base.check_int("rounds", self.rounds, low=1, high=1000)
     base.check_float("breadth", self.breadth, low=0, high=1e6)
     if self.noise != UNKNOWN:
       base.check_float("noise", self.noise, low=0, high=0.45)
@@ -135,28 +119,15 @@ def estimate_noise(rows) -> float:
   return 0.0
 
 
-class EbEffective(base.Allocator):
+class EbEffective(widening.Widening):
   """Greedy ascent of the number of effective rollouts."""
 
   name = "eb_effective"
   Options = EbEffectiveOptions
 
   def setup(self) -> None:
+    super().setup()
     o = self.options
-    self.first = int(o.open_share * self.budget + 1e-9)
-    most = self.budget // o.initial_rollouts
-    if not 1 <= self.first <= most:
-      raise ValueError(
-        f"{self.name}: open_share={o.open_share} of budget={self.budget}"
-        f" opens {self.first} prompts; with initial_rollouts="
-        f"{o.initial_rollouts} it must be 1 to {most}"
-        + (
-          f": open_share from {1 / self.budget:.6g} to {most / self.budget:.6g}"
-          if most
-          else f": budget of at least {o.initial_rollouts}"
-        )
-      )
-    self.max_prompts = self.first + round(o.pool * self.first)
     self.weights = np.full(len(GRID), 1 / len(GRID))
     self.recent: list[np.ndarray] = []
     self.noise = 0.0 if o.noise == UNKNOWN else o.noise
@@ -168,30 +139,10 @@ class EbEffective(base.Allocator):
     seen, binary = self.spread
     return float(np.clip(seen / binary, LEAST_SPREAD, 1)) if binary else 1.0
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
-    o = self.options
-    counts = np.zeros(len(groups), np.int64)
-    counts[: self.first] = o.initial_rollouts
-    yield groups.request(counts)
-    share = (self.budget - groups.spent) // o.rounds
-    cap = o.cap
-    for r in range(1, o.rounds + 1):
-      need = share if r < o.rounds else self.budget - groups.spent
-      if not need:
-        continue
-      opened = int(groups.opened.sum())
-      n, k = groups.n[:opened], groups.reward_sum[:opened]
-      self.fit(n, k)
-      counts, cap = eb_widening.greedy(
-        groups.counts,
-        opened,
-        *self.values(n, k, len(groups)),
-        groups.uniforms(r),
-        need,
-        cap,
-        o.initial_rollouts,
-      )
-      yield groups.request(counts)
+  def marginal(self, groups: base.Groups, opened: int):
+    n, k = groups.n[:opened], groups.reward_sum[:opened]
+    self.fit(n, k)
+    return self.values(n, k, len(groups))
 
   def fit(self, n, k) -> None:
     """EM for the distribution of p on recent steps and current counts."""
@@ -218,7 +169,7 @@ class EbEffective(base.Allocator):
     return (post @ table).T, self.weights @ table
 
   def values(self, n, k, size: int):
-    """Marginal values A - n D, as eb_widening.greedy takes them.
+    """Marginal values A - n D, as widening.greedy takes them.
 
     Args:
       n, k: float [m], verdicts and successes of the opened prompts.
@@ -234,11 +185,10 @@ class EbEffective(base.Allocator):
     total = m @ noise + c * (m * m) @ square
     rho = m @ v / total if total else 0.0
     slope = rho * c * square
-    pad = (0, size - len(n))
     # m = n - 1, so A is the value at n = 0, a step D above the one at m = 0.
     return (
-      np.pad(v - rho / 2 * noise + slope, pad),
-      np.pad(slope, pad),
+      widening.padded(v - rho / 2 * noise + slope, size),
+      widening.padded(slope, size),
       float(new[0] - rho / 2 * new[1]),
       float(rho * c * new[2]),
     )

@@ -14,7 +14,7 @@ import dataclasses
 
 import numpy as np
 
-from vigor_jax.allocation import base, eb_widening, streaming
+from vigor_jax.allocation import base, eb_widening, streaming, widening
 
 ROUND = 1  # address of the tie keys: one set for the whole step
 BARRIERS = 3  # when run in rounds, as many after the opening as eb_widening
@@ -70,10 +70,13 @@ class EbStreaming(streaming.Streaming, eb_widening.EbWidening):
     opened += len(first)
     left = self.budget - groups.spent - int(counts.sum())
     self.refit(groups)
-    more, plan.cap = eb_widening.greedy(
+    more, plan.cap = widening.greedy(
       groups.counts + counts,
       opened,
-      *self.values(groups, opened),
+      *self.values(
+        self.prior.posterior(groups.n[:opened], groups.reward_sum[:opened]),
+        len(groups),
+      ),
       groups.uniforms(ROUND),
       free,
       plan.cap,
