@@ -126,9 +126,8 @@ class Groups:
       raise ValueError(f"{ids.size} group ids came with {rewards.size} rewards")
     if not ids.size:
       return
-    if ids.min() < 0 or ids.max() >= len(self):
-      bad = ids[(ids < 0) | (ids >= len(self))][0]
-      raise ValueError(f"group {bad} does not exist: there are {len(self)}")
+    if ids.min() < 0:
+      raise ValueError(f"group {ids.min()} does not exist: they count from 0")
     # Written so that NaN fails.
     if not (rewards.min() >= 0 and rewards.max() <= 1):
       bad = ~((rewards >= 0) & (rewards <= 1))
@@ -137,7 +136,21 @@ class Groups:
         f"reward {rewards[i]} of group {ids[i]} (stream position"
         f" {self.positions[ids[i]]}) is not a number in [0, 1]"
       )
-    arrived = np.bincount(ids, minlength=len(self))
+    self.book(ids, rewards)
+
+  def book(self, ids: np.ndarray, rewards: np.ndarray) -> None:
+    """`add` of ids >= 0 and of rewards that are known to lie in [0, 1].
+
+    Raises:
+      ValueError: for a group that does not exist, or more rollouts of a group
+        than were requested. Nothing is added then.
+    """
+    size = len(self)
+    arrived = np.bincount(ids, minlength=size)
+    if len(arrived) > size:
+      raise ValueError(
+        f"group {len(arrived) - 1} does not exist: there are {size}"
+      )
     over = self.n + arrived > self.counts
     if over.any():
       g = int(np.flatnonzero(over)[0])
@@ -145,12 +158,10 @@ class Groups:
         f"group {g} got {int(self.n[g] + arrived[g])} rollouts, but only"
         f" {self.counts[g]} were requested"
       )
-    units = np.rint(rewards / REWARD_QUANTUM)
+    units = np.rint(np.asarray(rewards, np.float64) / REWARD_QUANTUM)
     self.n += arrived
-    self.reward_sum += np.bincount(ids, units, len(self)) * REWARD_QUANTUM
-    self.reward_sq += (
-      np.bincount(ids, units * units, len(self)) * REWARD_QUANTUM**2
-    )
+    self.reward_sum += np.bincount(ids, units, size) * REWARD_QUANTUM
+    self.reward_sq += np.bincount(ids, units * units, size) * REWARD_QUANTUM**2
 
   @property
   def spent(self) -> int:

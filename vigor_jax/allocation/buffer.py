@@ -71,7 +71,7 @@ class RolloutBuffer:
         f"a completion of {lengths.max()} tokens does not fit the buffer's"
         f" max_new_tokens={width}"
       )
-    self.groups.add(group, rewards)
+    self.groups.book(group, rewards)
     new = slice(self.size, self.size + count)
     columns = min(width, rows.tokens.shape[1])
     live = np.arange(columns) < lengths[:, None]
@@ -138,8 +138,8 @@ def check_rewards(rewards, count: int, describe=str) -> np.ndarray:
       f"the reward function returned {len(rewards)} rewards, but {count}"
       " were expected"
     )
-  if vector and rewards.dtype.kind in "biuf":
-    if ((rewards >= 0) & (rewards <= 1)).all():
+  if vector and count and rewards.dtype.kind in "biuf":
+    if rewards.min() >= 0 and rewards.max() <= 1:  # NaN fails
       return rewards.astype(np.float32)
   for i, value in enumerate(rewards):
     if not isinstance(value, (numbers.Real, np.bool_)):
