@@ -258,11 +258,14 @@ def test_interruption_lets_workers_save_first(tmp_path):
 
 
 def test_variants_have_a_section_each(base, tmp_path):
+  base.init_from = "auto"
   code, said, _ = _compare(
       base, tmp_path, seeds="0", variants=[
           "task.difficulty=sparse_signal", "task.difficulty=plain"])
   assert code == 0
   assert "== sparse_signal ==" in said and "Overall:" in said
+  assert "warm start of sparse_signal ready after" in said
+  assert "warm start of plain is that of sparse_signal: warm_starts/" in said
   page = (tmp_path / "report.html").read_text()
   assert "<h2>sparse_signal</h2>" in page and "<h2>plain</h2>" in page
   assert (tmp_path / "plots" / "plain-ratios.png").exists()
@@ -316,9 +319,9 @@ def test_verdict_by_hand():
   # rule rises twice as fast and stays there.
   line = [0.2, 0.3, 0.4, 0.5, 0.6]
   rules = {
-      "uniform": [_run("uniform", s, X, line) for s in (0, 1)],
+      "uniform": [_run("uniform", s, X, line) for s in (0, 1, 2)],
       "vigor": [_run("vigor", s, [x / 2 for x in X], line, allocator="vigor",
-                     seconds=1.0) for s in (0, 1)],
+                     seconds=1.0) for s in (0, 1, 2)],
   }
   result = verdict.analyse(rules, "uniform")
   assert [t["accuracy"] for t in result["targets"]] == pytest.approx(
@@ -341,8 +344,8 @@ def test_verdict_says_bad_news_plainly():
   line = [0.2, 0.3, 0.4, 0.5, 0.6]
   slow = [0.2, 0.255, 0.31, 0.365, 0.42]  # 0.4 after 363.6 rollouts
   rules = {
-      "uniform": [_run("uniform", s, X, line) for s in (0, 1)],
-      "vigor": [_run("vigor", s, X, slow, allocator="vigor") for s in (0, 1)],
+      "uniform": [_run("uniform", s, X, line) for s in (0, 1, 2)],
+      "vigor": [_run("vigor", s, X, slow, allocator="vigor") for s in (0, 1, 2)],
   }
   result = verdict.analyse(rules, "uniform")
   text = " ".join(result["sentences"])
@@ -351,7 +354,7 @@ def test_verdict_says_bad_news_plainly():
   ratio = result["rules"]["vigor"]["ratio"][1]["rollouts"]
   assert ratio["bound"] == "at most" and ratio["value"] == pytest.approx(0.85)
   assert "at least 1.18 times the rollouts of uniform" in text
-  assert "vigor: seeds 0, 1 did not reach the 85% target" in text
+  assert "vigor: seeds 0, 1, 2 did not reach the 85% target" in text
   _, (title, header, rows) = wording.tables(result)
   assert title == "To 54.0 %, 85% of the rise of uniform"
   assert rows[1][2:4] == ["> 0.4 k", "> 4.0 k (≤ 0.85x)"]
@@ -362,7 +365,7 @@ def test_verdict_against_the_best_uniform_split():
   line = [0.2, 0.3, 0.4, 0.5, 0.6]
   def at(label, factor, allocator="uniform"):
     return [_run(label, s, [x * factor for x in X], line, allocator=allocator)
-            for s in (0, 1)]
+            for s in (0, 1, 2)]
   rules = {"uniform": at("uniform", 1), "uniform:n=4": at("uniform:n=4", 0.5),
            "vigor": at("vigor", 0.5, "vigor")}
   result = verdict.analyse(rules, "uniform")
@@ -371,7 +374,7 @@ def test_verdict_against_the_best_uniform_split():
   assert other["value"] == pytest.approx(1.0)
   text = " ".join(result["sentences"])
   assert "The best uniform split on record is uniform:n=4" in text
-  assert "no clear difference from the best uniform split (1.00" in text
+  assert "cannot tell against the best uniform split (1.00" in text
   assert result["rules"]["uniform:n=4"]["ratio_best_uniform"][0][
       "rollouts"] is None
   [overall] = wording.overall({"plain": result})
@@ -406,8 +409,39 @@ def test_single_seed_has_no_spread():
   result = verdict.analyse(rules, "uniform")
   ratio = result["rules"]["vigor"]["ratio"][0]["rollouts"]
   assert ratio["low"] is None and math.isclose(ratio["value"], 2.0)
-  assert "(one seed, spread unknown)" in " ".join(
-      result["sentences"])
+  assert ("cannot tell against uniform from one pair of runs (2.00 times fewer "
+          "rollouts)") in " ".join(result["sentences"])
+
+
+def _against(value, low, high, pairs=3, bound=""):
+  ratio = {"value": value, "low": low, "high": high, "bound": bound,
+           "per_seed": dict.fromkeys(range(pairs), value)}
+  return wording._difference(ratio, "uniform")
+
+
+@pytest.mark.parametrize("ratio, words", [
+    ((1.5, 1.2, 1.8), "1.50 times fewer rollouts than uniform [1.20, 1.80]"),
+    ((0.5, 0.4, 0.8), "worse, 2.00 times the rollouts of uniform [1.25, 2.50]"),
+    # The interval spans 1, or too few pairs: neither way.
+    ((1.5, 0.9, 1.8), "cannot tell against uniform (1.50 times fewer rollouts, "
+     "but the interval [0.90, 1.80] spans 1)"),
+    ((0.8, 0.5, 1.25), "cannot tell against uniform (1.25 times the rollouts, "
+     "but the interval [0.80, 2.00] spans 1)"),
+    ((1.5, 1.2, 1.8, 2), "cannot tell against uniform from 2 pairs of runs "
+     "(1.50 times fewer rollouts [1.20, 1.80])"),
+    # Bounds say something only on their own side.
+    ((1.5, 1.2, 1.8, 3, "at least"),
+     "at least 1.50 times fewer rollouts than uniform [1.20, 1.80]"),
+    ((0.5, 0.4, 0.8, 3, "at most"), "worse, at least 2.00 times the rollouts "
+     "of uniform [1.25, 2.50] (runs of it never got there)"),
+    ((0.5, 0.4, 0.8, 3, "at least"), "cannot tell against uniform (at most "
+     "2.00 times the rollouts, interval [1.25, 2.50] of the bound)"),
+    ((1.5, 1.2, 1.8, 3, "at most"), "cannot tell against uniform (at most 1.50 "
+     "times fewer rollouts, interval [1.20, 1.80] of the bound) (runs of it "
+     "never got there)"),
+])
+def test_a_difference_is_claimed_only_when_it_is_seen(ratio, words):
+  assert _against(*ratio) == words
 
 
 @pytest.mark.parametrize("zero, words", [

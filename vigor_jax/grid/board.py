@@ -36,6 +36,7 @@ class Board:
     self._spoke = time.monotonic()
     self._logs = logs
     self._warm: dict[str, float] = {}
+    self._starts: dict[str, str] = {}  # {folder: the first stream it served}.
 
   def say(self, text: str) -> None:
     self._spoke = time.monotonic()
@@ -51,19 +52,21 @@ class Board:
       getattr(self, f"_{kind}")(task[1], value)
 
   def _warm_start(self, kind, cell, value):
+    what = f"warm start of {cell.variant}" if cell.variant else "warm start"
     if kind == "started":
       self._warm[cell.name] = time.monotonic()
-      self.say(
-        "warm start: trained once, shared by all cells"
-        + (f" ({cell.variant})" if cell.variant else "")
-      )
+      self.say(f"{what}: trained once, shared by all its cells")
     elif kind == "failed":
       self._warm.pop(cell.name)
-      self.say(f"warm start failed: {value}")
+      self.say(f"{what} failed: {value}")
     elif kind == "done":
       begun = self._warm.pop(cell.name)
+      if value in self._starts:
+        self.say(f"{what} is that of {self._starts[value]}: {value}")
+        return
+      self._starts[value] = cell.variant
       self.say(
-        f"warm start ready after "
+        f"{what} ready after "
         f"{progress_lib.duration(time.monotonic() - begun)}: {value}"
       )
 

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 
 MEASURES = ("rollouts", "tokens", "seconds")
+# Pairs of runs below which nothing is said to differ, whatever was seen.
+FEWEST_PAIRS = 3
+_OPPOSITE = {"": "", "at most": "at least", "at least": "at most"}
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -56,45 +59,41 @@ def ratio_text(ratio: dict | None) -> str:
 
 
 def _difference(ratio: dict | None, against: str) -> str:
-  """How many rollouts a rule needed against another, as a phrase."""
+  """How many rollouts a rule needed against another, as a phrase.
+
+  It claims a difference only where the whole interval lies on one side of 1,
+  and where there are pairs enough for an interval to mean something.
+  """
   if ratio is None:
     return f"shares no seed with {against}"
   value, low, high = ratio["value"], ratio["low"], ratio["high"]
   if value is None:
     return f"unknown against {against} (runs of both never got there)"
-  if ratio["bound"] == "at most":
-    if value < 1:
-      return (
-        f"at least {1 / value:.2f} times the rollouts of {against} (runs "
-        "of it never got there)"
-      )
+  bound, pairs = ratio["bound"], len(ratio["per_seed"])
+  fewer = value >= 1
+  # A bound on baseline / rule is the other way round on rule / baseline.
+  sign = bound if fewer else _OPPOSITE[bound]
+  amount = f"{sign} {value if fewer else 1 / value:.2f} times ".lstrip()
+  amount += "fewer rollouts" if fewer else "the rollouts"
+  interval = ""
+  if low is not None:
+    ends = (low, high) if fewer else (1 / high, 1 / low)
+    interval = f" [{ends[0]:.2f}, {ends[1]:.2f}]"
+  never = " (runs of it never got there)" if bound == "at most" else ""
+  if pairs < FEWEST_PAIRS:
+    number = "one pair" if pairs == 1 else f"{pairs} pairs"
     return (
-      f"at most {value:.2f} times fewer rollouts than {against} (runs of "
-      "it never got there)"
+      f"cannot tell against {against} from {number} of runs ({amount}"
+      f"{interval}){never}"
     )
-  if ratio["bound"] == "at least":
-    if value > 1:
-      return f"at least {value:.2f} times fewer rollouts than {against}"
-    return f"at most {1 / value:.2f} times the rollouts of {against}"
-  if low is None:
-    text = (
-      f"{value:.2f} times fewer rollouts than {against}"
-      if value >= 1
-      else f"{1 / value:.2f} times the rollouts of {against}"
-    )
-    return f"{text} (one seed, spread unknown)"
-  if low > 1:
-    return (
-      f"{value:.2f} times fewer rollouts than {against} [{low:.2f}, {high:.2f}]"
-    )
-  if high < 1:
-    return (
-      f"worse, {1 / value:.2f} times the rollouts of {against} "
-      f"[{1 / high:.2f}, {1 / low:.2f}]"
-    )
-  return (
-    f"no clear difference from {against} ({value:.2f} [{low:.2f}, {high:.2f}])"
+  if low > 1 and bound != "at most":
+    return f"{amount} than {against}{interval}"
+  if high < 1 and bound != "at least":
+    return f"worse, {amount} of {against}{interval}{never}"
+  why = f", interval{interval} of the bound" if bound else (
+    f", but the interval{interval} spans 1"
   )
+  return f"cannot tell against {against} ({amount}{why}){never}"
 
 
 def sentences(result: dict) -> list[str]:
