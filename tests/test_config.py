@@ -512,6 +512,23 @@ def test_pretty_shows_what_is_used(example):
   assert "eb_widening" not in text
 
 
+def test_brief_shows_what_was_chosen(example):
+  config = _parse(example)
+  config.sampling.prompt_buckets = (8, 16)
+  lines = config_lib.brief(config, "runs/a/config.json").splitlines()
+  assert len(lines) < 20 and max(map(len, lines)) <= 80
+  fields = " ".join(lines).split()
+  for shown in ("seed=0", "name=arithmetic", "name=vigor", "vigor.rounds=4",
+                "difficulty=sparse_signal", "init_from=auto",
+                "prompt_buckets=8,16"):
+    assert shown in fields
+  assert "clip_norm" not in " ".join(fields)
+  # What it leaves out are exactly the fields at their defaults.
+  left = int(lines[0].split("; ")[1].split()[0])
+  count = len(config_lib.pretty(config).splitlines())
+  assert left == count - sum("=" in field for field in fields)
+
+
 @pytest.mark.parametrize(
   "mesh, devices, shape",
   [((-1, 1, 1), 8, (8, 1, 1)), ((-1, 4, 1), 8, (2, 4, 1)),

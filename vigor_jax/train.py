@@ -16,6 +16,8 @@ import sys
 import time
 from typing import Any
 
+from absl import flags
+
 from vigor_jax import endings
 from vigor_jax.config import cli
 
@@ -23,6 +25,7 @@ _USAGE = """Trains a policy; the same command again continues the run.
 
     python -m vigor_jax.train --config=FILE.py --workdir=DIR
         [--config.allocation.name=uniform --config.seed=1 ...]
+        [--print_config]
 """
 SUMMARY_FILE = "summary.json"
 # Steps in which a process may compile: the first pays for every program, the
@@ -310,8 +313,14 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
 # --------------------------------------------------------------------- main
 
 
+def _define(values: flags.FlagValues) -> None:
+  flags.DEFINE_boolean(
+      "print_config", False, "print every field of the configuration, not only "
+      "what differs from the defaults", flag_values=values)
+
+
 def main(argv) -> None:
-  args = cli.parse_flags(argv, _USAGE)
+  args = cli.parse_flags(argv, _USAGE, _define)
   command = shlex.join(["python", "-m", "vigor_jax.train", *argv[1:]])
   stopped = f"stopped at once\nto go on:\n  {command}"
   with endings.one_message(stopped, at_once=True):
@@ -321,11 +330,15 @@ def main(argv) -> None:
 def _main(args, command: str) -> None:
   from vigor_jax import distributed
   from vigor_jax import record as record_lib
-  from vigor_jax.config import pretty
+  from vigor_jax.config import showing
   try:
     team = distributed.initialize(args.config.mesh.host_timeout)
     if team.primary:
-      print(pretty(args.config), flush=True)
+      if args.flags.print_config:
+        print(showing.pretty(args.config), flush=True)
+      else:
+        print(showing.brief(args.config, f"{args.workdir.rstrip('/')}/"
+                            f"{record_lib.CONFIG_FILE}"), flush=True)
     with distributed.guarded(passing=record_lib.Interrupted):
       summary = train(args.config, args.workdir, command=command)
       if team.primary:

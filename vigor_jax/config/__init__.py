@@ -8,6 +8,7 @@ anything slow is imported.
   legal.py      values and ranges of single fields
   checks.py     what a whole configuration must satisfy
   loading.py    config files, overrides, JSON and the rule for a used workdir
+  showing.py    a configuration as people read it
   cli.py        the command line shared by train, compare and preflight
 """
 
@@ -24,17 +25,19 @@ from vigor_jax.config.loading import diff
 from vigor_jax.config.loading import fingerprint
 from vigor_jax.config.loading import from_json
 from vigor_jax.config.loading import load_file
-from vigor_jax.config.loading import pretty
 from vigor_jax.config.loading import read_json
 from vigor_jax.config.loading import to_json
 from vigor_jax.config.loading import with_overrides
 from vigor_jax.config.checks import mesh_shape
 from vigor_jax.config.checks import validate
+from vigor_jax.config.showing import brief
+from vigor_jax.config.showing import pretty
 
 __all__ = [
   "Args",
   "ConfigError",
   "Difference",
+  "brief",
   "check_place",
   "check_resume",
   "default_config",

@@ -350,15 +350,3 @@ def check_resume(old, new, workdir: str = "workdir") -> list[Difference]:
       "--workdir, or the old values."
     )
   return differences
-
-
-def pretty(config) -> str:
-  """Returns the configuration as aligned lines, unused allocators left out."""
-  chosen = ("name", "train_on", config.allocation.name)
-  lines = []
-  for path, value in fields.flatten(config).items():
-    parts = path.split(".")
-    if parts[0] != "allocation" or parts[1] in chosen:
-      lines.append((path, value))
-  width = max(len(path) for path, _ in lines)
-  return "\n".join(f"{path:<{width}}  {value!r}" for path, value in lines)
