@@ -7,16 +7,15 @@ shardings instead of arrays.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vigor_jax import allocation
+from vigor_jax.aot import decoding
 from vigor_jax.config import checks
 from vigor_jax.config import fields
 from vigor_jax.policy import build as build_lib
@@ -24,12 +23,6 @@ from vigor_jax.policy import packing
 from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
 from vigor_jax.policy import update as update_lib
-from vigor_jax.sampling import decode as decode_lib
-from vigor_jax.sampling import placed as placed_lib
-from vigor_jax.sampling import state as state_lib
-from vigor_jax.sampling import weights as weights_lib
-
-_STOP_IDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,40 +156,15 @@ class Plan:
         build_lib.optimizer_of(config), self.placement)
     self.settings = build_lib.sampler_settings(
         config, _allocator(config).max_prompts)
+    self.decoding = decoding.Decoding(
+        self.graph, self.params, self.sizes, self.settings, self.placement)
     self.estimator = build_lib.estimator_of(config)
 
   # ------------------------------------------------------------- arguments
 
-  def _shaped(self, tree: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
-        tree, shardings)
-
   def state(self) -> update_lib.TrainState:
     return update_lib.TrainState(self.params,
                                  self.updater.abstract_opt(self.params))
-
-  @functools.cached_property
-  def weights(self) -> weights_lib.Weights:
-    return weights_lib.of(self.graph, self.sizes, self.placement)
-
-  def leaves(self) -> tuple[Any, ...]:
-    """The sampler's weights."""
-    return self.weights.abstract(self.params)
-
-  def prefixes(self) -> state_lib.Prefixes:
-    s = self.settings
-    shapes = jax.eval_shape(lambda: state_lib.empty_prefixes(
-        self.sizes, s.prefixes, s.prompt_buckets[-1],
-        jnp.dtype(s.cache_dtype)))
-    return self._shaped(shapes, placed_lib.prefixes(self.placement, shapes))
-
-  def slots(self) -> state_lib.State:
-    s = self.settings
-    shapes = jax.eval_shape(lambda: state_lib.empty_state(
-        self.sizes, s.slots, s.ring, s.max_new_tokens,
-        jnp.dtype(s.cache_dtype)))
-    return self._shaped(shapes, placed_lib.state(self.placement, shapes))
 
   def _whole(self, shape, dtype=np.int32):
     return jax.ShapeDtypeStruct(shape, dtype,
@@ -218,8 +186,8 @@ class Plan:
             *self._scores(), self._update()]
 
   def _weights(self) -> Program:
-    return Program("sampling weights", self.weights.program, (self.params,),
-                   (), "all parameters", self._updates())
+    return Program("sampling weights", self.decoding.weights.program,
+                   (self.params,), (), "all parameters", self._updates())
 
   def _updates(self) -> int:
     policy = self.config.policy
@@ -227,36 +195,19 @@ class Plan:
 
   def _prefills(self) -> list[Program]:
     s = self.settings
-    prefill = functools.partial(decode_lib.prefill, self.weights)
-    prefill, _ = placed_lib.wrapped(self.placement, prefill, prefill)
     n = s.prefill_batch
     calls = math.ceil(self.workload.prompts / n)
-    made = []
-    for bucket in s.prompt_buckets:
-      last = bucket == s.prompt_buckets[-1]
-      made.append(Program(
-          f"prefill {bucket}", jax.jit(prefill, donate_argnums=(1,)),
-          (self.leaves(), self.prefixes(), self._whole((n, bucket)),
-           self._whole((n,)), self._whole((n,))), (),
-          f"{n} prompts of {bucket} tokens", calls if last else 0))
-    return made
+    return [Program(f"prefill {bucket}", *self.decoding.prefill(bucket), (),
+                    f"{n} prompts of {bucket} tokens",
+                    calls if bucket == s.prompt_buckets[-1] else 0)
+            for bucket in s.prompt_buckets]
 
   def _decode(self) -> Program:
     s = self.settings
-    shapes = tuple(shape for shape in s.shapes(self.sizes)
-                   if shape.width == s.slots)
-    decode = functools.partial(decode_lib.decode, self.weights, chunk=s.chunk,
-                               shapes=shapes, rows=s.report_rows)
-    _, decode = placed_lib.wrapped(self.placement, decode, decode)
     steps = self.workload.decode_steps(s.slots)
     return Program(
-        "decode chunk", jax.jit(decode, donate_argnums=(2,)),
-        (self.leaves(), self.prefixes(), self.slots(),
-         self._whole((len(state_lib.QUEUE_DTYPES), s.queue)),
-         self._whole((len(state_lib.Control._fields),)),
-         self._whole((_STOP_IDS,))),
-        (1, s.chunk), f"{s.chunk} tokens in each of {s.slots} slots",
-        steps / s.chunk)
+        "decode chunk", *self.decoding.chunks(), (1, s.chunk),
+        f"{s.chunk} tokens in each of {s.slots} slots", steps / s.chunk)
 
   def _micro(self) -> int:
     e = self.estimator
@@ -291,13 +242,7 @@ class Plan:
     state = self.state()
     parts = {
         "parameters": state.params, "optimiser state": state.opt_state,
-        "sampling weights": self.leaves(), "prefixes": self.prefixes(),
-        "slots": self.slots(),
+        "sampling weights": self.decoding.leaves,
+        "prefixes": self.decoding.prefixes, "slots": self.decoding.slots,
     }
-    return {name: per_chip(tree) for name, tree in parts.items()}
-
-
-def per_chip(tree: Any) -> int:
-  """Bytes that one device holds of a tree of shapes with shardings."""
-  return sum(math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize
-             for a in jax.tree.leaves(tree))
+    return {name: decoding.per_chip(tree) for name, tree in parts.items()}
