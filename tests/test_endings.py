@@ -39,6 +39,14 @@ def test_one_message(error, code, words, capsys):
   assert capsys.readouterr().err == words
 
 
+def test_every_program_ends_with_one_message(root):
+  for path in (root / "vigor_jax").rglob("*.py"):
+    text = path.read_text()
+    # What a reward's process runs has no user.
+    if 'if __name__ == "__main__"' in text and path.name != "sandbox_driver.py":
+      assert "endings.one_message(" in text, path
+
+
 def test_faults_of_the_code_keep_their_traceback():
   with pytest.raises(KeyError):
     with endings.one_message():

@@ -3,9 +3,9 @@
     python -m vigor_jax.serve_client --prompt="3*4+5....=" \\
         [--server=127.0.0.1:9000]
 
-Without --prompt every line of the standard input is one. Several prompts are
-asked at once and printed in order; a single one is printed while it is drawn.
-`complete` is the same for programs.
+Without --prompt every line of the standard input is one; empty lines are left
+out. Several prompts are asked at once and printed in order; a single one is
+printed while it is drawn. `complete` is the same for programs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Iterator, Sequence
 import grpc
 from jetstream.core.proto import jetstream_pb2
 from jetstream.core.proto import jetstream_pb2_grpc
+
+from vigor_jax import endings
 
 _Request = jetstream_pb2.DecodeRequest
 
@@ -97,13 +99,34 @@ def main(argv) -> None:
                       help="of each completion; default: the server's limit")
   parser.add_argument("--timeout", type=float, default=600.0, help="seconds")
   args = parser.parse_args(argv[1:])
-  prompts = args.prompt or [line.rstrip("\n") for line in sys.stdin]
+  with endings.one_message():
+    _ask(args.prompt or _read_prompts(), args)
+
+
+def _read_prompts() -> list[str]:
+  """The lines of the standard input that are not empty.
+
+  Raises:
+    ValueError: there is none.
+  """
+  if sys.stdin.isatty():
+    print("prompts, one a line; Ctrl-D ends them:", file=sys.stderr)
+  lines = [line.rstrip("\r\n") for line in sys.stdin]
+  prompts = [line for line in lines if line.strip()]
+  if not prompts:
+    raise ValueError("no prompt: the standard input has none; write one a "
+                     "line, or give --prompt=TEXT")
+  return prompts
+
+
+def _ask(prompts: Sequence[str], args: argparse.Namespace) -> None:
+  """Prints the completions and exits, with 1 if a prompt was refused."""
   failed = False
   with Client(args.server, args.timeout) as client:
     if len(prompts) == 1:
       failed = not _print_streamed(client, prompts[0], args.max_tokens)
     else:
-      with futures.ThreadPoolExecutor(max(len(prompts), 1)) as pool:
+      with futures.ThreadPoolExecutor(len(prompts)) as pool:
         asked = [pool.submit(client.complete, p, args.max_tokens)
                  for p in prompts]
         for prompt, answer in zip(prompts, asked):

@@ -120,7 +120,8 @@ def test_advice_in_words(advice):
 
 
 def test_a_folder_that_is_no_run(tmp_path, capsys):
-  assert command.main([f"--from_run={tmp_path}"]) == 2
+  with pytest.raises(SystemExit, match="2"):
+    command.main([f"--from_run={tmp_path}"])
   assert "not a run folder" in capsys.readouterr().err
   (tmp_path / "config.json").write_text("{}")
   with pytest.raises(ValueError, match="no step with rollouts"):
@@ -230,5 +231,6 @@ def test_paired_rules_on_one_small_world():
 
 
 def test_paired_refuses_unknown_rules(capsys):
-  assert command.main(["--paired=vigor,no_such_rule"]) == 2
+  with pytest.raises(SystemExit, match="2"):
+    command.main(["--paired=vigor,no_such_rule"])
   assert "no_such_rule" in capsys.readouterr().err

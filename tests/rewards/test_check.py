@@ -91,18 +91,26 @@ def test_disagreements_are_printed_and_policy_never_fails(tmp_path, capsys):
 def test_bad_lines_name_file_and_line(tmp_path, capsys, reward, line, words):
   path = tmp_path / "cases.jsonl"
   path.write_text(f"\n\n{line}\n")
-  assert check.main([f"--reward={reward}", str(path)]) == 2
+  with pytest.raises(SystemExit, match="2"):
+    check.main([f"--reward={reward}", str(path)])
   message = capsys.readouterr().err
   assert words in message
   assert f"{path}:3" in message
 
 
 def test_files_that_cannot_be_read(tmp_path, capsys):
-  assert check.main(["--reward=math", str(tmp_path / "none.jsonl")]) == 2
-  empty = tmp_path / "empty.jsonl"
-  empty.write_text("\n")
-  assert check.main(["--reward=math", str(empty)]) == 2
-  assert "no cases" in capsys.readouterr().err
+  for name, content, words in (
+    ("none.jsonl", None, "none.jsonl: No such file or directory"),
+    ("empty.jsonl", b"\n", "empty.jsonl: no cases"),
+    ("latin.jsonl", b"\xff", "latin.jsonl: not a text in UTF-8"),
+  ):
+    if content is not None:
+      (tmp_path / name).write_bytes(content)
+    with pytest.raises(SystemExit, match="2"):
+      check.main(["--reward=math", str(tmp_path / name)])
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path}/{words}")
+    assert said.count(name) == said.count("\n") == 1
 
 
 def test_as_a_command(data, tmp_path):

@@ -1,5 +1,6 @@
 """The server as a process of its own, and its client."""
 
+import io
 import random
 import signal
 import socket
@@ -14,7 +15,7 @@ import pytest
 from jetstream.core.proto import jetstream_pb2
 from serving_helpers import save_run, server
 
-from vigor_jax import serve
+from vigor_jax import serve, serve_client
 from vigor_jax.serve_client import Client
 
 
@@ -197,6 +198,13 @@ def test_requests_that_are_no_requests_leave_it_alive(run, root):
     assert code == 2 and f"--port={port}" in said
 
 
+def test_the_client_says_when_it_was_asked_nothing(monkeypatch, capsys):
+  monkeypatch.setattr("sys.stdin", io.StringIO("\n  \n"))
+  with pytest.raises(SystemExit, match="2"):
+    serve_client.main(["serve_client"])
+  assert capsys.readouterr().err.startswith("error: no prompt: ")
+
+
 @pytest.mark.slow
 def test_the_client_as_a_command(run, root):
   with server(root, f"--checkpoint={run.folder}/checkpoints/1", "--slots=2",
@@ -212,7 +220,7 @@ def test_the_client_as_a_command(run, root):
 
     one = ask("--prompt=1+2=")
     assert one.returncode == 0 and one.stdout.endswith("\n")
-    several = ask("--max_tokens=3", lines="1+2=\n3+4=\n")
+    several = ask("--max_tokens=3", lines="\n1+2=\r\n\n3+4=\n")
     assert [line[:4] for line in several.stdout.splitlines()] == ["1+2=", "3+4="]
     bad = ask("--prompt=1+2=", "--max_tokens=7")
     assert bad.returncode == 1

@@ -351,6 +351,22 @@ def test_fetch_takes_no_wrong_file(run, tmp_path, change, words):
   assert not list(tmp_path.glob("**/*.jsonl"))
 
 
+def test_fetch_from_what_is_no_hub(run, capsys, tmp_path):
+  Hub.listing = {"error": "sign in"}
+  code, _, err = run()
+  assert code == 1 and "lists no files" in err
+  assert fetch.main(["gsm8k", f"--to={tmp_path}", "--hub=somewhere"]) == 1
+  assert "is no address" in capsys.readouterr().err
+
+
+def test_fetch_into_what_is_no_folder(run, tmp_path, capsys):
+  (tmp_path / "aime25").write_text("a file")
+  with pytest.raises(SystemExit, match="2"):
+    run()
+  assert capsys.readouterr().err == (
+    f"error: {tmp_path}/aime25/test: Not a directory\n")
+
+
 def test_fetch_offline(capsys, tmp_path):
   code = fetch.main(["gsm8k", f"--to={tmp_path}", "--hub=http://127.0.0.1:9"])
   err = capsys.readouterr().err

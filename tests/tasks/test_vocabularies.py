@@ -200,6 +200,38 @@ def test_another_kind_of_gguf_tokenizer(tmp_path):
     vocabularies.load(str(path))
 
 
+def test_a_damaged_file_is_named(tmp_path):
+  tokenizer = tokenizer_folders.train(["<s>", "</s>"])
+  path = tmp_path / "model.gguf"
+  write_gguf(path, tokenizer, "smollm", ["</s>"], bos=1, eos=2, add_bos=False)
+  whole = path.read_bytes()
+  folder = tokenizer_folders.qwen_like(tmp_path / "qwen")
+  text = (tmp_path / "qwen" / "tokenizer.json").read_bytes()
+  rng = np.random.default_rng(0)
+  for trial in range(40):
+    for file, raw in ((path, whole),
+                      (tmp_path / "qwen" / "tokenizer.json", text)):  # fmt: skip
+      damaged = bytearray(raw)
+      if trial % 2:
+        del damaged[rng.integers(len(raw)):]
+      else:
+        for at in rng.integers(len(raw), size=20):
+          damaged[at] = rng.integers(256)
+      file.write_bytes(damaged)
+    for read, place in ((pretrained.from_gguf, str(path)),
+                        (pretrained.from_folder, folder)):  # fmt: skip
+      try:
+        read(place)
+      except ValueError as error:
+        assert place in str(error)
+  (tmp_path / "qwen" / "tokenizer.json").write_bytes(text)
+  beside = tmp_path / "qwen" / "tokenizer_config.json"
+  for wrong in ("{", "[]", "\xff"):
+    beside.write_bytes(wrong.encode("latin-1"))
+    with pytest.raises(ValueError, match="tokenizer_config.json: damaged"):
+      pretrained.from_folder(folder)
+
+
 BYTES = characters.ByteVocabulary()
 
 

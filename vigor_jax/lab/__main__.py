@@ -18,6 +18,7 @@ import argparse
 import pathlib
 import sys
 
+from vigor_jax import endings
 from vigor_jax.lab.world import PRESETS, REWARDS, World
 
 
@@ -43,11 +44,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv=None) -> int:
   """Runs one command; returns the exit status."""
   options = _parser().parse_args(argv)
-  try:
+  with endings.one_message("stopped; the same command continues"):
     return _run(options)
-  except ValueError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
 
 
 def _run(options) -> int:

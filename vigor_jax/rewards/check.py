@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from vigor_jax import endings
 from vigor_jax.rewards import code
 from vigor_jax.rewards import countdown
 from vigor_jax.rewards import sandbox
@@ -106,12 +107,13 @@ def read(path: pathlib.Path, reward: str) -> list[Row]:
   """The rows of a file, in order; blank lines are skipped.
 
   Raises:
-    CaseError: the file cannot be read, or a line is no case (file and line).
+    OSError: the file cannot be read.
+    CaseError: no text, or a line is no case (file and line).
   """
   try:
     text = path.read_text(encoding="utf-8-sig")
-  except (OSError, UnicodeDecodeError) as error:
-    raise CaseError(f"{path}: {error}") from error
+  except UnicodeDecodeError as error:
+    raise CaseError(f"{path}: not a text in UTF-8 ({error})") from error
   rows = []
   # Only line feeds separate lines: JSON strings may hold other separators.
   for number, line in enumerate(text.split("\n"), 1):
@@ -224,7 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
     help="code: run without a sandbox where this machine has none",
   )
   options = parser.parse_args(arguments)
-  try:
+  with endings.one_message():
     limits = sandbox.Limits(cpu=options.time_limit)
     rows = read(options.file, options.reward)
     if options.reward == "math":
@@ -233,10 +235,7 @@ def main(arguments: list[str] | None = None) -> int:
       verdicts = _countdown(rows)
     else:
       verdicts = _code(rows, limits, options.unsafe)
-  except (ValueError, RewardError) as error:
-    print(error, file=sys.stderr)
-    return 2
-  return 0 if report(rows, verdicts) else 1
+    return 0 if report(rows, verdicts) else 1
 
 
 if __name__ == "__main__":

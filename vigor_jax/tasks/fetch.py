@@ -12,6 +12,7 @@ complete is kept. For a bucket, fetch to a local folder and copy it there.
 import argparse
 import fnmatch
 import hashlib
+import http.client
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+from vigor_jax import endings
 from vigor_jax.tasks import base, datasets
 
 HUB = "https://huggingface.co"
@@ -37,21 +39,44 @@ class FetchError(Exception):
 
 
 def _open(url: str, timeout: float):
-  request = urllib.request.Request(url, headers={"User-Agent": "vigor_jax"})
+  headers = {"User-Agent": "vigor_jax"}
   try:
+    request = urllib.request.Request(url, headers=headers)
     return urllib.request.urlopen(request, timeout=timeout)
   except urllib.error.HTTPError as error:
     raise FetchError(f"{url} answered {error.code} {error.reason}") from error
-  except (urllib.error.URLError, TimeoutError, OSError) as error:
+  except ValueError as error:
+    raise FetchError(f"{url} is no address: {error}") from error
+  except (http.client.HTTPException, OSError) as error:
     reason = getattr(error, "reason", error)
     raise FetchError(f"cannot reach {url}: {reason}") from error
+
+
+def _read(response, url: str, size: int | None = None) -> bytes:
+  """Bytes of an answer; what breaks on the way is the network's."""
+  try:
+    return response.read(size)
+  except (http.client.HTTPException, OSError) as error:
+    detail = str(error) or type(error).__name__
+    raise FetchError(f"{url} broke off ({detail}); run again") from error
 
 
 def _files_of(part: datasets.Part, hub: str, timeout: float) -> list[dict]:
   """Entries of the repository's listing that match the part's patterns."""
   url = f"{hub}/api/datasets/{part.repository}/tree/main?recursive=true"
   with _open(url, timeout) as response:
-    listing = json.load(response)
+    text = _read(response, url)
+  try:
+    listing = json.loads(text)
+    if not isinstance(listing, list) or not all(
+      isinstance(entry, dict) for entry in listing
+    ):
+      raise ValueError("no list of files")
+  except ValueError as error:
+    raise FetchError(
+      f"{url} answered with something that lists no files ({error}): is it a"
+      " hub, or a page to sign in?"
+    ) from error
   found = [
     entry
     for entry in listing
@@ -71,7 +96,7 @@ def _download(entry: dict, url: str, path: str, timeout: float) -> None:
   partial = path + ".part"
   digest, size = hashlib.sha256(), 0
   with _open(url, timeout) as response, open(partial, "wb") as f:
-    while chunk := response.read(_CHUNK):
+    while chunk := _read(response, url, _CHUNK):
       f.write(chunk)
       digest.update(chunk)
       size += len(chunk)
@@ -154,6 +179,12 @@ def main(arguments: list[str] | None = None) -> int:
   parser.add_argument("--hub", default=HUB, help="the hub, or a mirror of it")
   parser.add_argument("--timeout", type=float, default=20.0, help="seconds")
   flags = parser.parse_args(arguments)
+  with endings.one_message("stopped; the same command continues"):
+    return _main(flags)
+
+
+def _main(flags: argparse.Namespace) -> int:
+  """`main`, with its flags parsed."""
   if flags.name is None:
     for name, source in datasets.SOURCES.items():
       print(f"{name:14} {source.about}")

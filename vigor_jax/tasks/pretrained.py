@@ -175,7 +175,16 @@ def _read_json(folder: str, name: str) -> dict[str, Any]:
   if not files.exists(path):
     return {}
   with files.open_binary(path) as f:
-    return json.load(f)
+    text = f.read()
+  try:
+    values = json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f"{path}: damaged: not JSON ({error})") from error
+  if not isinstance(values, dict):
+    raise ValueError(
+      f"{path}: damaged: expected an object, got a {type(values).__name__}"
+    )
+  return values
 
 
 def _token_text(token: Any) -> str | None:
@@ -191,13 +200,20 @@ def from_folder(folder: str) -> TokenizerVocabulary:
   base model ends a text.
 
   Raises:
-    ValueError: no tokenizer.json, or no EOS anywhere.
+    ValueError: no tokenizer.json, a damaged file, or no EOS anywhere.
   """
   path = os.path.join(folder, "tokenizer.json")
   if not files.exists(path):
     raise ValueError(f"no tokenizer.json in {folder!r}")
   with files.open_binary(path) as f:
-    tokenizer = tokenizers.Tokenizer.from_buffer(f.read())
+    text = f.read()
+  try:
+    tokenizer = tokenizers.Tokenizer.from_buffer(text)
+  except Exception as error:  # The library raises nothing narrower.
+    raise ValueError(
+      f"{path}: damaged, or of another kind: the package tokenizers"
+      f" {tokenizers.__version__} cannot read it ({error})"
+    ) from error
   config = _read_json(folder, "tokenizer_config.json")
   special = {
     name: _token_text(config[name])
@@ -258,14 +274,27 @@ def from_gguf(path: str) -> TokenizerVocabulary:
   """Rebuilds the byte-level BPE tokenizer from a GGUF file's metadata.
 
   Raises:
-    ValueError: the file's tokenizer is of another kind.
+    ValueError: a damaged file, or its tokenizer is of another kind.
   """
   import gguf
 
-  fields = gguf.GGUFReader(path).fields
+  try:
+    fields = gguf.GGUFReader(path).fields
+  except Exception as error:  # Of many kinds, by where the damage is.
+    raise ValueError(
+      f"{path}: not a GGUF file, or cut off ({type(error).__name__}: {error})"
+    ) from error
 
   def read(key):
-    return fields[key].contents() if key in fields else None
+    try:
+      return fields[key].contents() if key in fields else None
+    except (ValueError, IndexError) as error:
+      raise ValueError(f"{path}: damaged: {key}: {error}") from error
+
+  def needed(key):
+    if key not in fields:
+      raise ValueError(f"{path}: damaged: its metadata lack {key}")
+    return read(key)
 
   kind = read("tokenizer.ggml.model")
   family = read("tokenizer.ggml.pre")
@@ -274,10 +303,16 @@ def from_gguf(path: str) -> TokenizerVocabulary:
       f"{path}: tokenizer {kind!r} / {family!r} is not supported; supported:"
       f" 'gpt2' with {sorted(_GGUF_SPLITS)}"
     )
-  tokens = read("tokenizer.ggml.tokens")
-  merges = [tuple(m.split(" ")) for m in read("tokenizer.ggml.merges")]
+  tokens = needed("tokenizer.ggml.tokens")
+  types = needed("tokenizer.ggml.token_type")
+  merges = [tuple(m.split(" ")) for m in needed("tokenizer.ggml.merges")]
   vocabulary = {token: i for i, token in enumerate(tokens)}
-  tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+  try:
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+  except Exception as error:  # The library raises nothing narrower.
+    raise ValueError(
+      f"{path}: damaged: its tokens and merges do not agree ({error})"
+    ) from error
   split = _GGUF_SPLITS[family]
   if split is None:
     first = pre_tokenizers.Digits(individual_digits=True)
@@ -290,15 +325,20 @@ def from_gguf(path: str) -> TokenizerVocabulary:
     ]
   )
   tokenizer.decoder = decoders.ByteLevel()
-  types = read("tokenizer.ggml.token_type")
   controls = [t for t, kind in zip(tokens, types) if kind == _GGUF_CONTROL]
   tokenizer.add_special_tokens(
     [tokenizers.AddedToken(t, special=True, normalized=False) for t in controls]
   )
   ids = {
     name: read(f"tokenizer.ggml.{key}_token_id")
-    for name, key in [("bos", "bos"), ("eos", "eos"), ("pad", "padding")]
+    for name, key in [("bos", "bos"), ("pad", "padding")]
   }
+  ids["eos"] = needed("tokenizer.ggml.eos_token_id")
+  for name, i in ids.items():
+    if i is not None and not 0 <= i < len(tokens):
+      raise ValueError(
+        f"{path}: damaged: the {name} token is {i} of {len(tokens)} tokens"
+      )
   special = {
     f"{k}_token": tokens[i] for k, i in ids.items() if i is not None
   }
