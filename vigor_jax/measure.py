@@ -32,19 +32,24 @@ class PhaseTimer:
     self.seconds = dict.fromkeys(PHASES, 0.0)
     self._excluded = 0.0
     self._inner = 0.0
+    self._open: list[tuple[str, float, float]] = []
 
-  @contextlib.contextmanager
-  def __call__(self, phase: str) -> Iterator[None]:
+  def __call__(self, phase: str) -> PhaseTimer:
+    """A context that books its time under `phase`."""
+    self._phase = phase
+    return self
+
+  def __enter__(self) -> None:
     # A phase inside another (an allocator asked while decoding) is taken
     # from the outer one.
-    outer, self._inner = self._inner, 0.0
-    start = time.perf_counter()
-    try:
-      yield
-    finally:
-      spent = time.perf_counter() - start
-      self.seconds[phase] += spent - self._inner
-      self._inner = outer + spent
+    self._open.append((self._phase, self._inner, time.perf_counter()))
+    self._inner = 0.0
+
+  def __exit__(self, *exception) -> None:
+    now = time.perf_counter()
+    phase, outer, start = self._open.pop()
+    self.seconds[phase] += now - start - self._inner
+    self._inner = outer + now - start
 
   @contextlib.contextmanager
   def excluded(self) -> Iterator[None]:

@@ -240,15 +240,15 @@ class Collector:
         sampler.prefill(params, request.opened,
                         [self._prompts.tokens[i] for i in request.opened])
     with timer("allocate"):
-      chosen = np.flatnonzero(request.counts)
-      counts = request.counts[chosen]
-      group = np.repeat(chosen, counts)
+      counts = request.counts
+      group = np.repeat(np.arange(len(counts)), counts)
       # Sample indices count on within each group: at its end they reach what
       # the group has been granted.
-      ends = groups.counts[chosen] - np.cumsum(counts)
-      sample = np.arange(len(group)) + np.repeat(ends, counts)
-      sampler.request(group, groups.positions[group], sample,
-                      **self._settings)
+      shift = groups.counts - np.cumsum(counts)
+      sample = np.arange(len(group)) + shift[group]
+      positions = groups.positions[group]
+    with timer("decode"):
+      sampler.request(group, positions, sample, **self._settings)
 
   def _submit(self, rows):
     """(rows, cut at stop strings; their texts; handle of the verdicts)."""

@@ -178,10 +178,11 @@ class TestGroups:
 
 def make_rows(group, sample, length=3, width=4):
   k = len(group)
+  live = np.arange(width) < length
   return types.SimpleNamespace(
-    tokens=np.arange(k * width).reshape(k, width) + 1,
-    logprobs=-np.ones((k, width), np.float32),
-    processed_logprobs=-np.full((k, width), 0.5, np.float32),
+    tokens=(np.arange(k * width).reshape(k, width) + 1) * live,
+    logprobs=-np.ones((k, width), np.float32) * live,
+    processed_logprobs=-np.full((k, width), 0.5, np.float32) * live,
     lengths=np.full(k, length),
     group=np.array(group),
     sample=np.array(sample),

@@ -47,6 +47,27 @@ def test_rows_of_a_uniform_distribution_differ_and_replay():
     np.testing.assert_allclose(row["logprobs"], -np.log(100), atol=1e-5)
 
 
+def test_rows_are_zero_past_their_ends():
+  sizes, graph, params = uniform_model()
+  sampler = make(
+    graph, sizes, stop_ids=tuple(range(90, 100)), slots=4, max_new_tokens=16,
+    chunk=4,
+  )  # fmt: skip
+  sampler.begin(0)
+  sampler.prefill(params, [0], prompts(1))
+  sampler.request(np.zeros(8, int), np.zeros(8, int), np.arange(8))
+  lengths = []
+  for rows in sampler.decode(params):
+    past = np.arange(rows.tokens.shape[1]) >= rows.lengths[:, None]
+    assert past.any()
+    for name in ("tokens", "logprobs", "processed_logprobs"):
+      values = getattr(rows, name)
+      assert not values[past].any(), name
+      assert (values[~past] != 0).all() or name == "tokens"
+    lengths.extend(rows.lengths)
+  assert len(lengths) == 8 and min(lengths) < 16
+
+
 def test_a_stream_of_its_own_gives_other_numbers_at_the_same_step():
   sizes, graph, params = uniform_model()
   sampler = make(graph, sizes, stop_ids=(100,))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
+
+_THREAD = threading.local()  # its Philox: a new one costs more than the numbers
 
 
 def addressed_uniform(
-  seed: int, step: int, round_index: int, positions, purpose: int = 0
+  seed: int, step: int, round_index, positions, purpose: int = 0
 ) -> np.ndarray:
   """Uniform [0, 1) numbers, one per stream position, by address.
 
@@ -17,27 +21,50 @@ def addressed_uniform(
   Args:
     seed: non-negative int.
     step: non-negative int.
-    round_index: non-negative int.
+    round_index: non-negative int, or an ascending range of R of them.
     positions: int [k], non-negative positions in the prompt stream.
     purpose: keeps different uses at one address apart.
 
   Returns:
-    float64 [k].
+    float64 [k], or [R, k] for a range.
   """
   positions = np.asarray(positions, np.int64)
-  if not positions.size:
-    return np.zeros(0)
+  many = isinstance(round_index, range)
+  rounds = round_index if many else range(round_index, round_index + 1)
+  if not positions.size or not rounds:
+    return np.zeros((len(rounds), positions.size) if many else positions.size)
   key = np.array([seed, step], np.uint64)
 
   def blocks(first: int, count: int) -> np.ndarray:
-    counter = np.array([first, round_index, purpose, 0], np.uint64)
-    philox = np.random.Philox(key=key, counter=counter)
-    return philox.random_raw(4 * count)[::4]
+    """First words of the blocks at `count` positions, per round: [R, count]."""
+    philox = _philox(key, [first, rounds[0], purpose, 0])
+    words = np.empty((len(rounds), count), np.uint64)
+    for i in range(len(rounds)):
+      if i:  # One round on is the counter's second word.
+        philox.advance((rounds.step << 64) - count)
+      words[i] = philox.random_raw(4 * count)[::4]
+    return words
 
   low, high = int(positions.min()), int(positions.max())
   if high - low < 16 * positions.size + 1024:
     # One generator for the whole range: positions of a step lie close.
-    words = blocks(low, high - low + 1)[positions - low]
+    words = blocks(low, high - low + 1)[:, positions - low]
   else:
-    words = np.array([blocks(int(p), 1)[0] for p in positions], np.uint64)
-  return (words >> np.uint64(11)) * 2.0**-53
+    words = np.concatenate([blocks(int(p), 1) for p in positions], axis=1)
+  result = (words >> np.uint64(11)) * 2.0**-53
+  return result if many else result[0]
+
+
+def _philox(key: np.ndarray, counter: list[int]) -> np.random.Philox:
+  """This thread's generator, as new at an address."""
+  if not hasattr(_THREAD, "philox"):
+    _THREAD.philox = np.random.Philox(0)
+  _THREAD.philox.state = {
+    "bit_generator": "Philox",
+    "state": {"counter": np.array(counter, np.uint64), "key": key},
+    "buffer": np.zeros(4, np.uint64),
+    "buffer_pos": 4,  # used up
+    "has_uint32": 0,
+    "uinteger": 0,
+  }
+  return _THREAD.philox

@@ -101,7 +101,7 @@ class Groups:
   def request(self, counts) -> Request:
     """Grants `counts` [max_prompts] more rollouts and books them."""
     counts = np.asarray(counts)
-    if counts.shape != self.counts.shape or (counts < 0).any():
+    if counts.shape != self.counts.shape or counts.min(initial=0) < 0:
       raise ValueError(
         f"counts must be {len(self)} non-negative integers, got {counts}"
       )
@@ -205,8 +205,11 @@ class Groups:
     v = self.variance("unbiased")
     return float((self.n * v).sum() / max(self.n.sum(), 1))
 
-  def uniforms(self, round_index: int, purpose: int = 0) -> np.ndarray:
-    """Addressed uniform numbers, one per group: float64 [max_prompts]."""
+  def uniforms(self, round_index, purpose: int = 0) -> np.ndarray:
+    """Addressed uniform numbers, one per group: float64 [max_prompts].
+
+    For a range of R rounds [R, max_prompts], at less than R times the cost.
+    """
     return addressed_uniform(
       self.seed, self.step, round_index, self.positions, purpose
     )

@@ -47,8 +47,8 @@ class RolloutBuffer:
     """Appends finished rows with their rewards and updates the groups.
 
     Args:
-      rows: has tokens, logprobs, processed_logprobs [k, L], lengths, group,
-        sample, truncated [k].
+      rows: has tokens, logprobs, processed_logprobs [k, L], zero past their
+        ends as the sampler's are, lengths, group, sample, truncated [k].
       rewards: k numbers in [0, 1].
 
     Raises:
@@ -74,13 +74,11 @@ class RolloutBuffer:
     self.groups.book(group, rewards)
     new = slice(self.size, self.size + count)
     columns = min(width, rows.tokens.shape[1])
-    live = np.arange(columns) < lengths[:, None]
-    for name in ("tokens", "logprobs", "processed_logprobs"):
-      np.copyto(
-        getattr(self, name)[new, :columns],
-        getattr(rows, name)[:, :columns],
-        where=live,
-      )
+    self.tokens[new, :columns] = rows.tokens[:, :columns]
+    self.logprobs[new, :columns] = rows.logprobs[:, :columns]
+    self.processed_logprobs[new, :columns] = rows.processed_logprobs[
+      :, :columns
+    ]
     self.lengths[new] = lengths
     self.group[new] = group
     self.sample[new] = sample

@@ -79,7 +79,7 @@ class Prior:
     self.history = history
     self.weights = np.full(len(GRID), 1 / len(GRID))
     self.recent: list[np.ndarray] = []
-    self._remembered()
+    self._pooled = None
 
   def posterior(self, n, k) -> np.ndarray:
     """Posterior over GRID for counts n, k [m]: float64 [m, 19]."""
@@ -101,9 +101,14 @@ class Prior:
     return self._posterior(like)
 
   def _fit(self, now: np.ndarray, iterations: int) -> None:
-    like = np.concatenate([self._like, now])
+    if self._pooled is None:
+      # Once a step, so that a round computes its own likelihoods only.
+      rows = np.concatenate([np.zeros((0, 3)), *self.recent])
+      self._pooled = likelihood(rows[:, 0], rows[:, 1]), rows[:, 2]
+    past, weight = self._pooled
+    like = np.concatenate([past, now])
     number = np.ones(len(like))
-    number[: len(self._like)] = self._number
+    number[: len(past)] = weight
     weights = self.weights
     for _ in range(iterations):
       # A factor in the weights cancels, so they are normalised at the end.
@@ -115,13 +120,7 @@ class Prior:
     """Appends a finished step's counts; forgets those beyond `history`."""
     self.recent.append(tally(n, k))
     del self.recent[: max(len(self.recent) - self.history, 0)]
-    self._remembered()
-
-  def _remembered(self) -> None:
-    """Likelihoods of `recent`, so that a round computes its own ones only."""
-    rows = np.concatenate([np.zeros((0, 3)), *self.recent])
-    self._like = likelihood(rows[:, 0], rows[:, 1])
-    self._number = rows[:, 2]
+    self._pooled = None
 
   def state_dict(self) -> dict:
     return {
@@ -134,16 +133,23 @@ class Prior:
     self.recent = [
       np.asarray(rows, np.float64).reshape(-1, 3) for rows in state["recent"]
     ]
-    self._remembered()
+    self._pooled = None
 
 
 def likelihood(n, k) -> np.ndarray:
   """p^k (1 - p)^(n - k) over GRID, each row scaled to a maximum of 1."""
   n, k = np.asarray(n, np.float64), np.asarray(k, np.float64)
-  whole = k.astype(np.int64)
-  if n.size and n.max() <= TABULATED and (whole == k).all():
-    return _table()[n.astype(np.int64), whole]
-  return _likelihood(n, k)
+  codes = _codes(n, k)
+  return _likelihood(n, k) if codes is None else _table()[codes]
+
+
+def _codes(n: np.ndarray, k: np.ndarray) -> np.ndarray | None:
+  """n (TABULATED + 1) + k, or None unless all are whole and tabulated."""
+  if not n.size or n.max() > TABULATED:
+    return None
+  codes = n * (TABULATED + 1) + k
+  whole = codes.astype(np.int64)
+  return whole if (whole == codes).all() else None
 
 
 def _likelihood(n, k) -> np.ndarray:
@@ -153,18 +159,26 @@ def _likelihood(n, k) -> np.ndarray:
 
 @functools.cache
 def _table() -> np.ndarray:
-  """`_likelihood` of all counts up to TABULATED: [n, k, 19]."""
-  size = TABULATED + 1
-  n, k = np.divmod(np.arange(size * size), size)
-  return _likelihood(np.maximum(n, k), k).reshape(size, size, len(GRID))
+  """`_likelihood` of all counts up to TABULATED, by code: [codes, 19]."""
+  n, k = np.divmod(np.arange((TABULATED + 1) ** 2), TABULATED + 1)
+  return _likelihood(np.maximum(n, k), k)
 
 
 def tally(n, k) -> np.ndarray:
   """Distinct (n, k) with their number: float64 [rows, 3]."""
-  n = np.asarray(n, np.float64)
+  n, k = np.asarray(n, np.float64), np.asarray(k, np.float64)
+  codes = _codes(n, k)
+  if codes is not None:
+    # What the general way below gives, without its sorting.
+    number = np.bincount(codes)
+    codes = np.flatnonzero(number)
+    rows = np.empty((len(codes), 3))
+    rows[:, 0], rows[:, 1] = np.divmod(codes, TABULATED + 1)
+    rows[:, 2] = number[codes]
+    return rows
   base_k = 2.0**20  # above any k in sixteenths
   codes, number = np.unique(
-    n * base_k + np.rint(np.asarray(k) / HISTORY_QUANTUM), return_counts=True
+    n * base_k + np.rint(k / HISTORY_QUANTUM), return_counts=True
   )
   k = codes % base_k * HISTORY_QUANTUM
   return np.column_stack([codes // base_k, k, number])

@@ -147,21 +147,30 @@ class Halving(base.Allocator):
 
   def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
     active = np.arange(len(groups))
+    # All at once, before the device's work empties the host's caches.
+    keys = self.tie_keys(groups, range(1, len(self.schedule.sizes)))
     for t, (size, new) in enumerate(
       zip(self.schedule.prompts, self.schedule.new)
     ):
       if t:
-        keys = self.tie_keys(groups, t)
-        chosen = base.top(self.score(groups, t)[active], keys[active], size)
+        scores = self.score(groups, t)[active]
+        chosen = base.top(scores, keys[t - 1, active], size)
         active = np.sort(active[chosen])
       counts = np.zeros(len(groups), np.int64)
       counts[active] = new
       yield groups.request(counts)
 
-  def tie_keys(self, groups: base.Groups, round_index: int) -> np.ndarray:
-    """Larger goes first among equal scores: [max_prompts]."""
+  def tie_keys(self, groups: base.Groups, round_index) -> np.ndarray:
+    """Larger goes first among equal scores.
+
+    Returns:
+      float64 [max_prompts], or [R, max_prompts] for a range of R rounds.
+    """
     if self.options.ties == "index":
-      return -np.arange(len(groups), dtype=np.float64)
+      keys = -np.arange(len(groups), dtype=np.float64)
+      return np.tile(keys, (len(round_index), 1)) if isinstance(
+        round_index, range
+      ) else keys
     return groups.uniforms(round_index)
 
   def score(self, groups: base.Groups, round_index: int) -> np.ndarray:

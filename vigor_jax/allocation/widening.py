@@ -95,11 +95,10 @@ def greedy(
     """Takes pairs (x, m), m < level, value >= floor, of the first `active`."""
     have = start[:active] + counts[:active]
     m = np.arange(have.min(initial=level), level)
-    worth = np.where(
-      np.arange(active)[:, None] < opened,
-      value[:active, None] - m * slope[:active, None],
-      new_value - m * new_slope,
-    )
+    worth = np.empty((active, len(m)))
+    worth[:opened] = value[:opened, None] - m * slope[:opened, None]
+    if active > opened:
+      worth[opened:] = new_value - m * new_slope
     x, column = np.nonzero((m >= have[:, None]) & (worth >= floor))
     worth = worth[x, column]
     if len(x) > limit:
@@ -157,15 +156,17 @@ class Widening(base.Allocator):
     counts = np.zeros(len(groups), np.int64)
     counts[: self.first] = o.initial_rollouts
     opening = groups.request(counts)
-    share = (self.budget - groups.spent) // o.rounds
+    left = self.budget - groups.spent
+    share = left // o.rounds
     # All at once: between rounds the device's work empties the host's caches.
-    keys = [groups.uniforms(r) for r in range(1, o.rounds + 1)]
+    keys = groups.uniforms(range(1, o.rounds + 1))
     cap = o.cap
     yield opening
     for r in range(1, o.rounds + 1):
-      need = share if r < o.rounds else self.budget - groups.spent
+      need = share if r < o.rounds else left
       if not need:
         continue
+      left -= need
       opened = int(groups.opened.sum())
       counts, cap = greedy(
         groups.counts,

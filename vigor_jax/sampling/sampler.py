@@ -260,7 +260,8 @@ class Sampler:
     queue = self._queue.copy()
     new = queue[:, self._tail: end]
     where = (prefix, position, sample)
-    new[: len(where)] = where  # Keeps the low 32 bits.
+    for row, value in zip(new, where):
+      row[:] = value  # Keeps the low 32 bits.
     same = (limit, temperature, top_k, top_p, min_p)
     if all(isinstance(value, (int, float)) for value in same):
       new[len(where):] = _settings_words(same)[:, None]

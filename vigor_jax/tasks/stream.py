@@ -185,7 +185,8 @@ class PromptStream:
     self._source, self._seed = source, seed
     self._shard, self._num_shards = shard, num_shards
     self._next = 0  # first position nobody has taken
-    self._returned: list[int] = []  # positions before it that were not opened
+    # Positions before it that were not opened, ascending.
+    self._returned = np.zeros(0, np.int64)
     self._peeked: np.ndarray | None = None
 
   @property
@@ -202,7 +203,7 @@ class PromptStream:
       raise ValueError(f"peek needs at least one prompt, got {k=}")
     head = self._returned[:k]
     fresh = np.arange(self._next, self._next + k - len(head))
-    self._peeked = np.concatenate([np.array(head, np.int64), fresh])
+    self._peeked = np.concatenate([head, fresh])
     whole = self._peeked * self._num_shards + self._shard
     return self._source.at(self._seed, whole)
 
@@ -222,19 +223,24 @@ class PromptStream:
         f"advance takes one flag per prompt of the last peek ({seen}), got"
         f" shape {consumed.shape}"
       )
-    kept = self._peeked[~consumed].tolist()
-    self._returned = kept + self._returned[len(self._peeked) :]
-    self._next = max(self._next, int(self._peeked[-1]) + 1)
-    # Untouched positions at the end are not remembered one by one.
-    while self._returned and self._returned[-1] == self._next - 1:
-      self._next = self._returned.pop()
+    kept = np.concatenate(
+      [self._peeked[~consumed], self._returned[len(self._peeked) :]]
+    )
+    following = max(self._next, int(self._peeked[-1]) + 1)
+    # Untouched positions at the end are not remembered one by one. They
+    # ascend, so those that count down from the end are the last ones.
+    untouched = np.count_nonzero(
+      kept == np.arange(following - len(kept), following)
+    )
+    self._returned = kept[: len(kept) - untouched]
+    self._next = following - int(untouched)
     self._peeked = None
 
   def state_dict(self) -> dict[str, Any]:
     """The position as one JSON record; a pending peek counts as not taken."""
     return {
       "next": self._next,
-      "returned": list(self._returned),
+      "returned": self._returned.tolist(),
       "epoch": self.epoch,
       "seed": self._seed,
       "shard": [self._shard, self._num_shards],
@@ -253,5 +259,5 @@ class PromptStream:
           f"the stream's saved {name} is {state[name]}, this run's is {value}"
         )
     self._next = int(state["next"])
-    self._returned = [int(p) for p in state["returned"]]
+    self._returned = np.array(state["returned"], np.int64)
     self._peeked = None
