@@ -171,6 +171,7 @@ def test_the_named_allocators_own_field_is_the_nearest(example):
     ("optimizer.eps=0", ["optimizer.eps: must be more than 0"]),
     ("sampling.slots=-1", ["sampling.slots: must lie in [0, 65536]"]),
     ("sampling.memory=-1", ["sampling.memory: must be at least 0"]),
+    ("sampling.memory=2", ["sampling.memory=2.0", "sampling.slots=64", "=0"]),
     ("sampling.prompt_buckets=32,16", ["prompt_buckets", "(32, 16)"]),
     ("sampling.prompt_buckets=()", ["prompt_buckets", "()"]),
     ("sampling.temperature=0", ["sampling.temperature", "more than 0"]),

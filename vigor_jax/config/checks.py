@@ -215,6 +215,12 @@ def _check_sampling(config):
       "sampling.temperature: 0 makes all rollouts of a prompt equal, so no "
       "group carries signal; legal: more than 0 (1 is usual)"
     )
+  if sampling.slots and sampling.memory:
+    raise ConfigError(
+      f"sampling.memory={sampling.memory} has no effect with "
+      f"sampling.slots={sampling.slots}; legal: sampling.slots=0, which "
+      "chooses the slots from the memory, or sampling.memory=0"
+    )
 
 
 def _check_policy(config):

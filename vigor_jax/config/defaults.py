@@ -124,6 +124,7 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     denominator="all",  # Rollouts that the mean runs over.
     clip_low=-1.0,  # The ratio is held above 1 - this; -1: as published.
     clip_high=-1.0,  # And below 1 + this; -1: as published with the loss.
+    # Against the policy at step 0; of a checkpoint, the step that it was then.
     kl=config_dict.create(coef=0.0, form="k3"),
     updates_per_step=1,
     minibatches=1,

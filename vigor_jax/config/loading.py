@@ -97,7 +97,10 @@ def load_file(spec: str) -> ml_collections.ConfigDict:
   if not os.path.isfile(path):
     raise ConfigError(f"--config: there is no file {path!r}{_near_file(path)}")
   if path.endswith(".json"):
-    return read_json(path)
+    config = read_json(path)
+    if config.sampling.slots:  # Chosen from the memory when the run began.
+      config.sampling.memory = 0.0
+    return config
   if not path.endswith(".py"):
     raise ConfigError(
       f"--config: {path!r} is neither a Python file (.py) nor the config.json "
@@ -326,10 +329,14 @@ def as_begun(old, new):
     old: the run's resolved configuration.
     new: the one to continue with; not changed.
   """
-  if new.sampling.slots or not old.sampling.slots:
+  kept, asked = old.sampling, new.sampling
+  if not kept.slots or (asked.slots and asked.slots != kept.slots):
     return new
   new = new.copy_and_resolve_references()
-  new.sampling.slots = old.sampling.slots
+  if not asked.slots:
+    new.sampling.slots = kept.slots
+  elif not asked.memory:  # The slots themselves say what it was there for.
+    new.sampling.memory = kept.memory
   return new.lock()
 
 
