@@ -269,7 +269,7 @@ def demo(config, folder, steps):
   import numpy as np
   from flax import nnx
 
-  from vigor_jax import compilation, train
+  from vigor_jax import compilation, starting
 
   runs, params = {}, None
   for rule in RULES:
@@ -277,7 +277,8 @@ def demo(config, folder, steps):
     own.allocation.name = rule
     real = Real(own, params, os.path.join(folder, rule))
     if params is None:
-      params = train.initial_params(real.parts, os.path.join(folder, rule))
+      params = starting.initial_params(
+        real.parts, os.path.join(folder, rule))[0]
       real.state = real.parts.updater.init(copy(params))
     runs[rule] = real
   parts = runs["uniform"].parts

@@ -1,6 +1,7 @@
 """Checkpoints: equality, atomicity, damage, other layouts."""
 
 import json
+import logging
 import os
 import resource
 import signal
@@ -122,8 +123,14 @@ def test_restore_params_takes_a_run_or_a_step(tmp_path):
     (tmp_path / "checkpoints", 10),
     (tmp_path / "checkpoints" / "3", 3),
   ):
+    assert checkpoints.step_of(str(path)) == step
     params, host = checkpoints.restore_params(str(path), target)
     assert host == {"step": step}
+    again = checkpoints.at_step(str(path), step)
+    assert again == str(tmp_path / "checkpoints" / str(step))
+  gone = str(tmp_path / "checkpoints" / "4")
+  with pytest.raises(checkpoints.CheckpointError, match=r"of step 4.*\[3, 10\]"):
+    checkpoints.restore_params(gone, target)
     _assert_equal(params, _state(seed=step)[0])
 
 
@@ -197,7 +204,9 @@ def test_a_half_written_step_is_never_latest_and_can_be_saved(tmp_path):
   again.close()
 
 
-def test_a_save_that_finds_no_room_is_named_and_can_be_repeated(tmp_path):
+def test_a_save_that_finds_no_room_is_named_and_can_be_repeated(
+  tmp_path, caplog
+):
   params, opt_state = {"w": jnp.ones((300, 300))}, {"m": jnp.zeros(3)}
   store = checkpoints.Checkpoints(tmp_path)
   store.save(1, params, opt_state, {"step": 1})
@@ -206,14 +215,20 @@ def test_a_save_that_finds_no_room_is_named_and_can_be_repeated(tmp_path):
   # Stands for a full disk: the array's file cannot grow to its size.
   params = {"w": jax.random.normal(jax.random.key(0), (300, 300))}
   resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, limits[1]))
+  logger = logging.getLogger("absl")
+  logger.addHandler(caplog.handler)
   try:
     with pytest.raises(
-      checkpoints.CheckpointError, match=f"{tmp_path}.*could not be saved"
+      checkpoints.CheckpointError,
+      match=f"{tmp_path}.*could not be saved .File too large.;",
     ):
       store.save(2, params, opt_state, {"step": 2})
       store.wait()
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    logger.removeHandler(caplog.handler)
+  # The message is all that is seen: no traceback of a saving thread.
+  assert not [record for record in caplog.records if record.exc_info]
   again = checkpoints.Checkpoints(tmp_path)
   assert again.latest() == 1
   assert again.save(2, params, opt_state, {"step": 2})

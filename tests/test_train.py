@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shlex
+import shutil
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import tiny_runs
 from vigor_jax import allocation, compilation, experiment, measure, rollouts
 from vigor_jax import train as train_lib
 from vigor_jax.allocation import base
-from vigor_jax.config import ConfigError, default_config
+from vigor_jax.config import ConfigError, default_config, load_file
 from vigor_jax.policy import batch as batch_lib
 from vigor_jax.policy import build
 from vigor_jax.sampling import settings as settings_lib
@@ -272,8 +273,37 @@ def test_slots_are_chosen_once(tmp_path, capsys, monkeypatch):
   train_lib.train(tiny_runs.config("uniform", **options), str(tmp_path))
   said = capsys.readouterr().out
   assert f": {BUDGET} slots" in said and "resumed from step 1" in said
+  # Nor does it matter what is said to choose from, once they are chosen: the
+  # run's own config.json continues it, and then the first command again.
+  path = tmp_path / "config.json"
+  own = load_file(str(path))
+  assert own.sampling.slots == BUDGET
+  assert run(own, tmp_path)["total_steps"] == 2
   with pytest.raises(ValueError, match="sampling.slots"):
     run(tiny_runs.config("uniform", **options), tmp_path / "new")
+
+
+@pytest.mark.slow
+def test_the_reference_stays_where_the_run_began(tmp_path):
+  """The run that init_from names trains on while ours is down."""
+  source, ours, other = (tmp_path / name for name in ("source", "a", "b"))
+  first = dict(evaluation__every_steps=0, checkpoint__every_steps=1,
+               checkpoint__keep=1, optimizer__learning_rate=0.1)  # fmt: skip
+  run(tiny_runs.config("uniform", total_steps=1, **first), source)
+  config = tiny_runs.config(
+    "uniform", init_from=str(source), policy__kl__coef=0.1, total_steps=3,
+    evaluation__every_steps=0, checkpoint__every_steps=1)  # fmt: skip
+  run(config, other)
+  killed(config, ours, 2)
+  shutil.copytree(source, tmp_path / "kept")
+  run(tiny_runs.config("uniform", total_steps=2, **first), source)
+  with pytest.raises(ValueError, match="policy.kl.coef: the reference.*step 1;"
+                     r" there are \[2\]"):
+    run(config, ours)
+  shutil.copytree(tmp_path / "kept/checkpoints/1", source / "checkpoints/1")
+  run(config, ours)
+  assert tiny_runs.lines(ours) == tiny_runs.lines(other)
+  assert tiny_runs.lines(ours)[-1]["policy/kl"] > 0
 
 
 # Another configuration in the same folder.

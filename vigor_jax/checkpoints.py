@@ -17,7 +17,9 @@ Restoring always goes through targets that carry shardings: a checkpoint from
 import contextlib
 import difflib
 import json
+import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,6 +29,22 @@ import orbax.checkpoint as ocp
 from vigor_jax import workdirs
 
 FOLDER = "checkpoints"
+
+
+class _RaisedAnyway(logging.Filter):
+  """Drops tracebacks that orbax logs of errors which it then raises, too.
+
+  Its saving threads log a disk that is full six times over, before the one
+  line that our caller prints.
+  """
+
+  def filter(self, record: logging.LogRecord) -> bool:
+    return not (record.exc_info and "orbax" in record.pathname
+                and record.filename in ("future.py", "async_checkpointer.py",
+                                        "checkpoint_manager.py"))
+
+
+_RAISED_ANYWAY = _RaisedAnyway()
 
 
 class CheckpointError(ValueError):
@@ -196,6 +214,30 @@ def restore_params(path: str, target: Any) -> tuple[Any, dict[str, Any]]:
   return restored["params"], restored["host"]
 
 
+def step_of(path: str) -> int:
+  """Returns the step that a path means now: its own, or the run's latest.
+
+  Raises:
+    CheckpointError: there is no whole checkpoint.
+  """
+  folder, step = _locate(path)
+  if step is None:
+    with contextlib.closing(_manager(folder, keep=None)) as manager:
+      step = manager.latest_step()
+    if step is None:
+      raise CheckpointError(f"{folder}: there is no whole checkpoint")
+  return step
+
+
+def at_step(path: str, step: int) -> str:
+  """Returns the path of one step of what `path` means.
+
+  Raises:
+    CheckpointError: nothing is there.
+  """
+  return workdirs.join(_locate(path)[0], str(step))
+
+
 def _locate(path: str) -> tuple[str, int | None]:
   """Returns the checkpoints folder and the step, if any, that a path means."""
   if workdirs.is_remote(path):
@@ -205,8 +247,9 @@ def _locate(path: str) -> tuple[str, int | None]:
     return path if name == FOLDER else workdirs.join(path, FOLDER), None
   path = os.path.normpath(os.path.abspath(path))
   folder, name = os.path.split(path)
-  if name.isdigit() and os.path.isdir(path):
-    return folder, int(name)
+  of_run = os.path.basename(folder) == FOLDER and os.path.isdir(folder)
+  if name.isdigit() and (of_run or os.path.isdir(path)):
+    return folder, int(name)  # Restoring says which steps there are.
   for folder in (os.path.join(path, FOLDER), path):
     if os.path.isdir(folder) and any(n.isdigit() for n in os.listdir(folder)):
       return folder, None
@@ -218,6 +261,7 @@ def _locate(path: str) -> tuple[str, int | None]:
 
 def _manager(folder: str, keep: int | None) -> ocp.CheckpointManager:
   """Opens a folder for saving, or (keep=None) only for reading."""
+  logging.getLogger("absl").addFilter(_RAISED_ANYWAY)
   options = ocp.CheckpointManagerOptions(
     max_to_keep=keep,
     create=keep is not None,
@@ -263,8 +307,12 @@ def _restore(manager, step, where, trees):
 
 
 def _first(error: Exception) -> str:
-  """An error's first line, at most 300 characters of it."""
-  return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+  """An error's first line, at most 300 characters, or what the system said."""
+  text = (str(error).strip() or type(error).__name__).splitlines()[0]
+  system = re.search(r"os_error_code='(\d+)'", text)
+  if system:  # TensorStore says it last, after long paths.
+    return os.strerror(int(system[1]))
+  return text[:300]
 
 
 def _compare(where, stored, target):

@@ -300,13 +300,14 @@ def _main(argv) -> None:
         config.init_from = args.flags.checkpoint
   from vigor_jax import distributed
   from vigor_jax import experiment  # jax starts here, after the checks.
-  from vigor_jax import train
+  from vigor_jax import starting
   team = distributed.initialize(config.mesh.host_timeout)
   with experiment.build(config, training=False) as parts:
     evaluator = Evaluator(parts)
     protocol = evaluator.protocol()
     print(protocol_text(protocol), file=sys.stderr, flush=True)
-    params = train.initial_params(parts, args.workdir or "runs/evaluate")
+    params = starting.initial_params(
+        parts, args.workdir or "runs/evaluate")[0]
     metrics, samples = evaluator(params, 0)
   if not team.primary:
     return

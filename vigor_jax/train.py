@@ -70,13 +70,14 @@ def _train(config, workdir, lock, quiet, progress, command) -> dict[str, Any]:
   def look():
     lock.acquire()
     workdirs.Mirror(workdir).fetch()
+    begun = record_lib.as_begun(config, folder).sampling
     return (record_lib.check_config(config, folder),
-            record_lib.read_summary(folder),
-            record_lib.as_begun(config, folder).sampling.slots)
+            record_lib.read_summary(folder), begun.slots, begun.memory)
 
-  changes, summary, slots = team.from_first("what the workdir holds", look)
+  changes, summary, slots, memory = team.from_first(
+      "what the workdir holds", look)
   config = config.copy_and_resolve_references()
-  config.sampling.slots = slots
+  config.sampling.slots, config.sampling.memory = slots, memory
   config.lock()
   quiet = quiet or not team.primary
   for line in changes:
@@ -111,42 +112,6 @@ def _train(config, workdir, lock, quiet, progress, command) -> dict[str, Any]:
       record.close()
 
 
-# ----------------------------------------------------------------- set-up
-
-
-def initial_params(parts, workdir: str, say=print):
-  """Parameters at step 0, where `init_from` says."""
-  from vigor_jax import warm_start
-  config = parts.config
-  if config.init_from == "auto":
-    return parts.load_params(
-        warm_start.cached(config, parts.task, workdir, say))
-  if config.init_from:
-    return parts.load_params(config.init_from)
-  return parts.fresh_params(config.seed)
-
-
-def _start(parts, record, updater):
-  """(state, host record or None): restored, or at step 0.
-
-  Raises:
-    ValueError: the task's data have changed since the checkpoint.
-  """
-  if record.resumed:
-    abstract = parts.abstract_params()
-    params, opt_state, host = record.restore(abstract,
-                                             updater.abstract_opt(abstract))
-    name = parts.task.name
-    if host.get("task", name) != name:
-      raise ValueError(
-          f"{record.name}: the task's data are not those the run began with "
-          f"({host['task']}, now {name}), so its place in them is lost; bring "
-          "them back, or choose another --workdir")
-    return updater.state(params, opt_state), host
-  return updater.init(initial_params(parts, record.name,
-                                     record.say)), None
-
-
 def _stop_if_asked(record, signals, step: int, save) -> None:
   """On a signal to any process: saves `step` and raises Interrupted."""
   from vigor_jax import distributed
@@ -168,20 +133,20 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
   from vigor_jax import evaluate
   from vigor_jax import measure
   from vigor_jax import profiling
+  from vigor_jax import starting
   from vigor_jax import step as step_lib
 
   config, sampler, stream = parts.config, parts.sampler, parts.stream
   allocator, updater, counters = (parts.allocator, parts.updater,
                                   record.counters)
   every = config.evaluation.every_steps
-  state, host = _start(parts, record, updater)
+  state, host, init_step = starting.state(parts, record, updater)
   if host is not None:
     allocator.load_state_dict(host["allocator"])
     stream.load_state_dict(host["stream"])
   reference = None
   if config.policy.kl.coef:
-    # The policy at step 0, the same after every restart.
-    reference = initial_params(parts, record.name, record.say)
+    reference = starting.reference(parts, record, init_step)
   evaluator = evaluate.Evaluator(parts)
   run_step = step_lib.TrainingStep(parts)
   traces = profiling.StepTraces(
@@ -191,7 +156,8 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
 
   def save(step: int) -> None:
     record.save(step, state.params, state.opt_state, dict(
-        stage="rl", task=parts.task.name, allocator=allocator.state_dict(),
+        stage="rl", task=parts.task.name, init_step=init_step,
+        allocator=allocator.state_dict(),
         stream=stream.state_dict(), meter=run_step.meter.state_dict()))
 
   def assess(step: int, trained: list = ()) -> None:
@@ -262,13 +228,14 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
   from vigor_jax import distributed
   from vigor_jax import evaluate
   from vigor_jax import measure
+  from vigor_jax import starting
   from vigor_jax import warm_start
   from vigor_jax.policy import update as update_lib
 
   team = distributed.cluster()
   config, counters = parts.config, record.counters
   updater = warm_start.make_updater(config, parts.graph, parts.placement)
-  state, _ = _start(parts, record, updater)
+  state, _, _ = starting.state(parts, record, updater)
   evaluator = evaluate.Evaluator(parts)
   every, total = config.evaluation.every_steps, config.sft.steps
 
