@@ -1,5 +1,7 @@
 """uniform, vigor, random_top, low_success_first."""
 
+import time
+
 import allocation_helpers as helpers
 import numpy as np
 import pytest
@@ -48,6 +50,36 @@ class TestSchedule:
     assert "fractional" in message
     assert "prompts_per_step=32 with budget=256" in message
     assert "prompts_per_step=40 with budget=320" in message
+
+  @pytest.mark.parametrize("keep, growth, rounds, initial", [
+    (0.5, 2.0, 4, 2), (0.25, 4.0, 2, 4), (2 / 3, 1.5, 3, 4), (1.0, 1.0, 2, 1),
+    (0.4, 2.5, 3, 4), (0.6, 2.0, 2, 3),
+  ])  # fmt: skip
+  def test_legal_values_are_those_a_search_finds(
+    self, keep, growth, rounds, initial
+  ):
+    options = {"keep": keep, "growth": growth, "rounds": rounds,
+               "initial_rollouts": initial}  # fmt: skip
+    plan = lambda p: halving.make_schedule(p, rounds, initial, keep, growth)
+    whole = [p for p in range(1, 2000) if plan(p) is not None]
+    for prompts, budget in ((60, plan(whole[2]).total), (whole[1], 1009)):
+      with pytest.raises(ValueError) as error:
+        helpers.make("vigor", options, prompts=prompts, budget=budget)
+      exact = [p for p in whole if plan(p).total == budget]
+      near = sorted(whole, key=lambda p: (abs(p - prompts), p))[:2]
+      said = str(error.value).split("Legal: ")[1].split("; ")
+      assert [f"prompts_per_step={p} with this budget" for p in exact] == [
+        s for s in said if s.startswith("prompts") and "this budget" in s]
+      assert [f"prompts_per_step={p} with budget={plan(p).total}"
+              for p in sorted(near) if p not in exact] == [
+        s for s in said if " with budget=" in s]
+
+  @pytest.mark.parametrize("name", ["uniform", *HALVING])
+  def test_large_numbers_are_refused_as_fast(self, name):
+    begun = time.process_time()
+    with pytest.raises(ValueError):
+      helpers.make(name, prompts=99_991, budget=10**9 + 7)
+    assert time.process_time() - begun < 0.5
 
   def test_unspendable_budget(self):
     with pytest.raises(ValueError) as error:

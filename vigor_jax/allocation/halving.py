@@ -68,13 +68,17 @@ def make_schedule(
   prompts: int, rounds: int, initial: int, keep: float, growth: float
 ) -> Schedule | None:
   """The schedule, or None if a round is not whole."""
-  alpha = fractions.Fraction(keep).limit_denominator(1000)
-  gamma = fractions.Fraction(growth).limit_denominator(1000)
+  alpha, gamma = _fraction(keep), _fraction(growth)
   kept = [prompts * alpha**t for t in range(rounds)]
   new = [initial * gamma**t for t in range(rounds)]
   if any(x.denominator != 1 or x < 1 for x in kept + new):
     return None
   return Schedule(tuple(map(int, kept)), tuple(map(int, new)))
+
+
+def _fraction(value: float) -> fractions.Fraction:
+  """What was meant by 0.333 or 1.5."""
+  return fractions.Fraction(value).limit_denominator(1000)
 
 
 class Halving(base.Allocator):
@@ -110,25 +114,13 @@ class Halving(base.Allocator):
     else:
       problem = f"spends {self.schedule.total} rollouts, not {self.budget}"
     legal = []
-    exact = [
-      p
-      for p in range(1, self.budget + 1)
-      if (s := self._schedule(p)) is not None and s.total == self.budget
-    ]
+    exact = self._prompts_of(self.budget)
     if exact:
-      legal.append(f"prompts_per_step={exact[0]} with this budget")
-    by_prompts = sorted(
-      (
-        p
-        for p in range(1, 4 * self.prompts_per_step + 1)
-        if self._schedule(p) is not None
-      ),
-      key=lambda p: (abs(p - self.prompts_per_step), p),
-    )[:2]
+      legal.append(f"prompts_per_step={exact} with this budget")
     legal += [
       f"prompts_per_step={p} with budget={self._schedule(p).total}"
-      for p in sorted(by_prompts)
-      if [p] != exact[:1]
+      for p in self._nearest_prompts()
+      if p != exact
     ]
     rounds = [
       t
@@ -139,8 +131,37 @@ class Halving(base.Allocator):
     if rounds:
       legal.append(f"rounds={rounds[0]} with these prompts and this budget")
     if not legal:
-      legal.append("none near: keep ** t * prompts_per_step must be whole")
+      legal.append(
+        "none near: keep ** t * prompts_per_step and growth ** t *"
+        " initial_rollouts must be whole in every round t"
+      )
     return f"{here} {problem}. Legal: {'; '.join(legal)}"
+
+  def _unit(self) -> int:
+    """The numbers of prompts with whole rounds are the multiples of this.
+
+    alpha = a / b in lowest terms leaves P (a / b)^t prompts, whole for every t
+    below T exactly if b^(T - 1) divides P.
+    """
+    return _fraction(self.options.keep).denominator ** (self.options.rounds - 1)
+
+  def _prompts_of(self, budget: int) -> int | None:
+    """The one number of prompts that spends a budget; None if there is none."""
+    unit = self._unit()
+    one = self._schedule(unit)  # Spending grows in proportion to prompts.
+    if one is None or budget % one.total:
+      return None
+    return budget // one.total * unit
+
+  def _nearest_prompts(self) -> list[int]:
+    """The two legal numbers of prompts nearest to the one asked for."""
+    unit, asked = self._unit(), self.prompts_per_step
+    around = [unit * (asked // unit + k) for k in (-1, 0, 1, 2)]
+    legal = [
+      p for p in around
+      if 0 < p <= 4 * asked and self._schedule(p) is not None
+    ]
+    return sorted(sorted(legal, key=lambda p: (abs(p - asked), p))[:2])
 
   def largest_group(self) -> int:
     return self.schedule.sizes[-1]

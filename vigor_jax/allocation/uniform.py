@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import math
 
 import numpy as np
 
@@ -28,14 +29,24 @@ def per_prompt(name: str, budget: int, prompts: int) -> int:
   """budget / prompts, or a ValueError with the legal values around it."""
   if budget % prompts == 0:
     return budget // prompts
-  divisors = [d for d in range(1, budget + 1) if budget % d == 0]
-  below = max(d for d in divisors if d < prompts)
-  above = min((d for d in divisors if d > prompts), default=budget)
+  small = [d for d in range(1, math.isqrt(budget) + 1) if budget % d == 0]
+  divisors = small + [budget // d for d in small]
+  nearest = (
+    max((d for d in divisors if d < prompts), default=None),
+    min((d for d in divisors if d > prompts), default=None),
+  )
+  sizes = [
+    str(d) for d in nearest
+    if d is not None and budget // d <= base.MAX_GROUP_SIZE
+  ]
+  with_budget = (
+    f" with this budget prompts_per_step = {' or '.join(sizes)} works,"
+    if sizes else ""
+  )
   low = budget // prompts * prompts
   budgets = [b for b in (low, low + prompts) if b > 0]
   raise ValueError(
     f"{name}: budget={budget} is not a multiple of"
-    f" prompts_per_step={prompts}; with this budget prompts_per_step ="
-    f" {below} or {above} works, with these prompts budget ="
+    f" prompts_per_step={prompts};{with_budget} with these prompts budget ="
     f" {' or '.join(map(str, budgets))}"
   )
