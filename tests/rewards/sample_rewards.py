@@ -51,6 +51,13 @@ def slow_first(completion, answer, **metadata):
   return float(completion)
 
 
+def cheap_slow(completion, answer, **metadata):
+  return slow_first(completion, answer)
+
+
+cheap_slow.cheap = True
+
+
 def kill_once(completion, answer, **metadata):
   """Dies the first time a completion is seen; `answer` is a marker file."""
   if completion == "victim" and not os.path.exists(answer):

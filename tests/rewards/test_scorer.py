@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from vigor_jax import rewards
+from vigor_jax.rewards import probing
 from vigor_jax.rewards import pool as pool_lib
 
 
@@ -115,6 +116,23 @@ def test_probe_names_the_fault_before_anything_runs():
   with rewards.Scorer("sample_rewards:cheap_echo") as scorer:
     with pytest.raises(rewards.RewardError, match="start-up probe.*cheap_echo"):
       scorer.probe([("[1]", "x", {})])
+
+
+@pytest.mark.parametrize("name, words", [
+  ("slow_first", "given up 300 s after it began"),
+  ("cheap_slow", "judged without a limit: Ctrl-C ends it"),
+])  # fmt: skip
+def test_probe_says_what_it_waits_for(name, words, monkeypatch, capsys):
+  monkeypatch.setattr(probing, "FIRST", 0.02)
+  with rewards.Scorer(f"sample_rewards:{name}", workers=1) as scorer:
+    scorer.probe([("1", "0.0", {}), ("0.5", "0.2", {})])
+  said = capsys.readouterr().err.splitlines()
+  assert len(said) == 1 and words in said[0]
+  assert f"start-up probe of reward sample_rewards:{name}: no verdict" in said[0]
+  monkeypatch.setattr(probing, "FIRST", 60)
+  with rewards.Scorer("exact") as scorer:
+    scorer.probe([("1", "1", {})])
+  assert not capsys.readouterr().err
 
 
 def test_killed_worker_is_replaced_and_its_completion_judged_again(tmp_path):

@@ -6,8 +6,9 @@ A reward function has the signature `(completion: str, answer: str, **metadata)
 
 from vigor_jax.rewards.combine import Combined
 from vigor_jax.rewards.noise import Noise
+from vigor_jax.rewards.probing import probe_examples
 from vigor_jax.rewards.registry import ALIASES, resolve, reward_name
-from vigor_jax.rewards.scorer import Handle, Scorer, probe_examples
+from vigor_jax.rewards.scorer import Handle, Scorer
 from vigor_jax.rewards.shaping import FORMATS, Shaping
 from vigor_jax.rewards.verdict import RewardError, check_verdict
 

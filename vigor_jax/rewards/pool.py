@@ -223,9 +223,7 @@ class Pool:
 
   def _judge(self, job: _Job, held: list[_Worker]) -> Outcome:
     fn = job.fn
-    cpu = getattr(fn, "time_limit", DEFAULT_TIME_LIMIT)
-    stated = hasattr(fn, "time_limit")
-    wall = None if cpu is None else (2 * cpu + 1 if stated else cpu)
+    wall = wall_limit(fn)
     message = (
       "judge",
       fn,
@@ -234,7 +232,7 @@ class Pool:
       job.answer,
       job.kwargs,
       job.index,
-      cpu if stated else None,
+      getattr(fn, "time_limit", None),
       getattr(fn, "memory_limit", None),
     )
     what = f"reward {job.name} for completion {job.index}"
@@ -275,6 +273,13 @@ class Pool:
       f"{what}: {ATTEMPTS} worker processes died (exit statuses {exits})"
       f" while judging {shorten(job.completion)}"
     )
+
+
+def wall_limit(fn: Callable[..., float]) -> float | None:
+  """Wall seconds that a verdict of a reward may take; None: no limit here."""
+  if not hasattr(fn, "time_limit"):
+    return DEFAULT_TIME_LIMIT
+  return None if fn.time_limit is None else 2 * fn.time_limit + 1
 
 
 def picklable(fn: Callable[..., float], name: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from vigor_jax.rewards import pool as pool_lib
+from vigor_jax.rewards import probing
 from vigor_jax.rewards.combine import Combined
 from vigor_jax.rewards.registry import reward_name, resolve
 from vigor_jax.rewards.verdict import RewardError, check_verdict, shorten
@@ -262,10 +263,31 @@ class Scorer:
     examples = list(examples)
     if not examples:
       raise RewardError(f"reward {self.name}: nothing to probe it with")
-    try:
-      return self.score(*map(list, zip(*examples)))
-    except RewardError as error:
-      raise RewardError(f"start-up probe of the reward: {error}") from error
+    names = [f"made completion {shorten(text)}" for text, _, _ in examples]
+    with probing.Told(f"start-up probe of reward {self.name}",
+                      self._patience()) as told:
+      try:
+        handles = []
+        for name, example in zip(names, examples):
+          told.waits_for = name
+          handles.append(self.submit(*([part] for part in example)))
+        verdicts = []
+        for name, handle in zip(names, handles):
+          told.waits_for = name
+          verdicts.append(self.collect(handle)[0])
+        return np.array(verdicts, np.float32)
+      except RewardError as error:
+        raise RewardError(f"start-up probe of the reward: {error}") from error
+
+  def _patience(self) -> str:
+    """When a verdict that does not come is given up, in words."""
+    if self.cheap:
+      return "it is cheap = True, judged without a limit: Ctrl-C ends it"
+    walls = [pool_lib.wall_limit(part) for part, _ in self._parts
+             if not getattr(part, "cheap", False)]
+    if None in walls:
+      return "it limits itself"
+    return f"given up {max(walls):g} s after it began"
 
   def close(self) -> None:
     """Ends the worker processes."""
@@ -278,15 +300,3 @@ class Scorer:
 
   def __exit__(self, *unused) -> None:
     self.close()
-
-
-def probe_examples(
-  answers: Sequence[str], metadata: Sequence[dict[str, Any]] | None = None
-) -> list[tuple[str, str, dict[str, Any]]]:
-  """Made completions for `Scorer.probe`: empty, the gold answer, and junk."""
-  metadata = [{}] * len(answers) if metadata is None else metadata
-  return [
-    (completion, answer, extra)
-    for answer, extra in zip(answers, metadata)
-    for completion in ("", answer, "\x00 not an answer \\boxed{")
-  ]
