@@ -238,6 +238,20 @@ def test_labels_never_overlap():
   # Pushed against the top: the block slides down as a whole.
   np.testing.assert_allclose(
       plots.spread([1.0, 1.0], 0.2, 0.0, 1.0), [0.8, 1.0])
+  # Each label takes the room that it needs, not that of the tallest.
+  np.testing.assert_allclose(
+      plots.spread([0.5, 0.5, 0.5], [0.1, 0.3, 0.1], 0.0, 1.0), [0.3, 0.5, 0.7])
+
+
+def test_small_shares_are_seen_among_group_sizes(tmp_path):
+  from vigor_jax.reporting import plots, runs
+  run = runs.read(fake_runs.write(tmp_path / "run"))
+  run.groups = [{"n": np.array([2] * 990 + [9] * 10)}]
+  figure = plots.group_sizes({"eb_widening": [run]}, {"eb_widening": "#0072B2"})
+  low, high = figure.axes[0].get_ylim()
+  tall = [(np.log(bar.get_height()) - np.log(low)) / np.log(high / low)
+          for bar in figure.axes[0].patches]
+  assert figure.axes[0].get_yscale() == "log" and min(tall) > 0.25
 
 
 def test_one_colour_per_rule():

@@ -81,7 +81,7 @@ def noise(lines: dict[str, list]):
     )
     axis.plot(q, value, color=colour_of(rule), marker="o", markersize=3.5)
     axis.fill_between(q, low, high, color=colour_of(rule), alpha=0.12, lw=0)
-    ends.append((value[-1], NAMES[rule], colour_of(rule)))
+    ends.append((q[-1], value[-1], NAMES[rule], colour_of(rule)))
   axis.axhline(1, color=style.GREY, linewidth=0.8)
   axis.set_xticks(q)
   axis.set_xlabel("probability q that a verdict is turned round")
@@ -104,7 +104,7 @@ def weights(p, lines: dict[str, tuple]):
   ends = []
   for text, (name, w, dashes) in lines.items():
     axis.plot(p, w, color=colour_of(name), linestyle=dashes, linewidth=1.6)
-    ends.append((w[-1], text, colour_of(name)))
+    ends.append((p[-1], w[-1], text, colour_of(name)))
   axis.set_xlabel("success probability p")
   axis.set_ylabel("w(p)")
   axis.set_ylim(0)
@@ -126,7 +126,7 @@ def saturation(sizes, lines: dict[str, tuple]):
   for text, (cost, colour) in lines.items():
     cost = np.asarray(cost) / min(cost)
     axis.plot(sizes, cost, color=colour, marker="o", markersize=3)
-    ends.append((min(cost[-1], 6), text, colour))
+    ends.append((sizes[-1], min(cost[-1], 6), text, colour))
   axis.set_xscale("log", base=2)
   axis.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
   axis.set_ylim(0.9, 6)

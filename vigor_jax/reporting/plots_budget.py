@@ -4,10 +4,12 @@ Every function returns None when the runs do not carry what it shows.
 """
 
 import numpy as np
+from matplotlib import colors
 from matplotlib import ticker
 
 from vigor_jax.reporting import style
 
+_RAREST = 5e-4  # Lower end of the shares in the histogram of group sizes.
 
 def _ranked(step: dict) -> np.ndarray:
   """[rounds, groups] counts of a step, prompts with most rollouts first."""
@@ -73,8 +75,8 @@ def rounds_heat(rules: style.Rules, one_step: bool = False):
       np.where(table > 0, table, np.nan),
       aspect="auto",
       cmap="YlOrRd",
-      vmin=0,
-      vmax=top,
+      # Rollouts are few on most prompts: a root keeps them off the white.
+      norm=colors.PowerNorm(0.5, 0, top),
       interpolation="nearest",
       extent=(0.5, table.shape[1] + 0.5, table.shape[0] + 0.5, 0.5),
     )
@@ -108,17 +110,17 @@ def group_sizes(rules: style.Rules, colour):
   most = max(int(n.max()) for n in sizes.values() if len(n))
   rows = len(sizes)
   texts = [style.short(label) for label in sizes]
-  height = 0.95 + (0.72 if rows > 1 else 1.9) * rows
+  height = 0.95 + (0.86 if rows > 1 else 1.9) * rows
   figure, axes = style.new_figure(
     "Rollouts per prompt, whole run",
-    "share of the opened prompts",
+    "share of the opened prompts, log scale",
     rows=rows,
     sharex=True,
     height=height,
     bottom=0.45 / height,
     right=style.right_margin(texts),
   )
-  figure.subplots_adjust(hspace=0.3)
+  figure.subplots_adjust(hspace=0.25)
   for axis, (label, n), text in zip(axes, sizes.items(), texts):
     shares = np.bincount(n.astype(int), minlength=most + 1) / max(len(n), 1)
     x = np.flatnonzero(shares)
@@ -134,10 +136,24 @@ def group_sizes(rules: style.Rules, colour):
           size=7.5,
           color=style.GREY,
         )
-    axis.set_ylim(0, shares.max() * 1.28)
-    style.percent_axis(axis, bins=2)
+    # Few prompts get most of an adaptive rule's rollouts: only a log scale
+    # shows both them and the many.
+    axis.set_yscale("log")
+    axis.set_ylim(_RAREST, 6)
+    axis.set_yticks([0.001, 0.01, 0.1, 1], ["0.1 %", "1 %", "10 %", "100 %"])
+    axis.yaxis.set_minor_locator(ticker.NullLocator())
     axis.set_xlim(0.2, max(most, 4) + 0.8 + 0.03 * most)
-    style.name_lines(axis, [(shares.max() * 0.64, text, colour[label])])
+    axis.annotate(
+      text,
+      (1.02, 0.5),
+      xycoords="axes fraction",
+      color=colour[label],
+      va="center",
+      size=8.5,
+      weight="bold",
+      linespacing=1.05,
+      annotation_clip=False,
+    )
   axes[-1].xaxis.set_major_locator(ticker.MaxNLocator(8, integer=True))
   axes[-1].set_xlabel("rollouts of one prompt in one step")
   return figure

@@ -56,7 +56,7 @@ def accuracy(rules: style.Rules, against: str, colour, targets=()):
       marker="o" if len(curve.x) == 1 else None,
       markersize=4,
     )
-    ends.append((curve.mean[-1], names[label], colour[label]))
+    ends.append((curve.x[-1], curve.mean[-1], names[label], colour[label]))
   halo = [patheffects.withStroke(linewidth=2.5, foreground="white")]
   for fraction, value in targets:
     axis.axhline(value, color=style.GREY, linewidth=0.8, linestyle=(0, (2, 3)))
@@ -70,7 +70,7 @@ def accuracy(rules: style.Rules, against: str, colour, targets=()):
       color=style.GREY,
       path_effects=halo,
     )
-  axis.set_xlim(left=0)
+  axis.set_xlim(0, max(curve.x[-1] for curve in curves.values()) or None)
   style.percent_axis(axis)
   style.x_axis(axis, _SPENDING[against])
   style.name_lines(axis, ends)

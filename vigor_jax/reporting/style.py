@@ -53,7 +53,7 @@ _FIXED = {
   "random_top": "#CC79A7",
   "streaming_vigor": "#E69F00",
 }
-_UNIFORM = ("#374151", "#9ca3af", "#64748b", "#b6a98f")
+_UNIFORM = ("#374151", "#8b95a3", "#64748b", "#b6a98f")
 _SPARE = (
   "#56B4E9",
   "#7c3aed",
@@ -136,21 +136,29 @@ def new_figure(
 def right_margin(labels) -> float:
   """Right edge of the axes that leaves room for names outside."""
   longest = max(len(line) for label in labels for line in label.split("\n"))
-  return 1 - (0.12 + 0.072 * longest) / WIDTH
+  return 1 - (0.24 + 0.072 * longest) / WIDTH
 
 
-def spread(positions, gap: float, low: float, high: float) -> np.ndarray:
-  """Moves positions apart to at least `gap`, in order, as little as it can.
+def spread(positions, heights, low: float, high: float) -> np.ndarray:
+  """Moves labels apart until none overlaps, in order, as little as it can.
 
   Blocks of neighbours that are too close share the shift (pool adjacent
   violators on positions minus their rank's offset), then all are kept within
   [low, high] if that has room for them.
+
+  Args:
+    positions: of the labels' middles.
+    heights: of each label, or one for all.
+    low, high: of the middles.
   """
   positions = np.asarray(positions, float)
+  heights = np.broadcast_to(heights, positions.shape)
   order = np.argsort(positions, kind="stable")
+  between = (heights[order][1:] + heights[order][:-1]) / 2
+  offsets = np.concatenate([[0.0], np.cumsum(between)])
   blocks: list[list[float]] = []
-  for rank, value in enumerate(positions[order]):
-    blocks.append([value - rank * gap, 1])
+  for offset, value in zip(offsets, positions[order]):
+    blocks.append([value - offset, 1])
     while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
       value, count = blocks.pop()
       mean, before = blocks[-1]
@@ -159,33 +167,45 @@ def spread(positions, gap: float, low: float, high: float) -> np.ndarray:
         before + count,
       ]
   base = np.repeat([b[0] for b in blocks], [int(b[1]) for b in blocks])
-  base = np.maximum(np.minimum(base, high - gap * (len(base) - 1)), low)
+  base = np.maximum(np.minimum(base, high - offsets[-1]), low)
   moved = np.empty_like(positions)
-  moved[order] = base + gap * np.arange(len(base))
+  moved[order] = base + offsets
   return moved
 
 
 def name_lines(axis, ends) -> None:
-  """Names at the right of lines that end at `ends`: [(y, text, colour)]."""
+  """Names at the right of lines, tied to where they end.
+
+  Args:
+    axis: with a linear y axis whose limits are set.
+    ends: [(x, y, text, colour)].
+  """
   if not ends:
     return
   low, high = axis.get_ylim()
-  figure_height = axis.figure.get_figheight() * axis.get_position().height
-  tallest = max(text.count("\n") + 1 for _, text, _ in ends)
-  gap = (high - low) * (0.145 * tallest + 0.03) / figure_height
-  ys = spread([y for y, _, _ in ends], gap, low + gap / 2, high - gap / 3)
-  for y, (_, text, colour) in zip(ys, ends):
+  axis.set_ylim(low, high)
+  inch = (high - low) / (
+    axis.figure.get_figheight() * axis.get_position().height
+  )
+  heights = [inch * (0.13 * (t.count("\n") + 1) + 0.03) for *_, t, _ in ends]
+  ys = spread([y for _, y, *_ in ends], heights, low, high)
+  for y, (x, end, text, colour) in zip(ys, ends):
     axis.annotate(
       text,
-      (1.015, y),
-      xycoords=("axes fraction", "data"),
+      (x, end),
+      xytext=(1.045, y),
+      textcoords=("axes fraction", "data"),
       color=colour,
       va="center",
       size=8.5,
       weight="bold",
       linespacing=1.05,
       annotation_clip=False,
-    )
+      arrowprops={
+        "arrowstyle": "-", "color": colour, "linewidth": 1, "linestyle": ":",
+        "shrinkA": 1.5, "shrinkB": 1.5, "relpos": (0, 0.5),
+      },
+    )  # fmt: skip
 
 
 def thousands(value, _=None) -> str:
@@ -271,7 +291,9 @@ def line_figure(
       marker="o" if len(x) == 1 else None,
       markersize=4,
     )
-    ends.append((y[-1], text, colour))
+    ends.append((x[-1], y[-1], text, colour))
+  if max(len(x) for _, _, x, _, _ in named) > 1:
+    axis.margins(x=0)
   if zero:
     axis.set_ylim(0, top)
   if percent:
