@@ -76,6 +76,7 @@ class Rule:
       sampler_lib.Settings(
         slots=slots, chunk=chunk, max_new_tokens=longest,
         prompt_buckets=(PROMPT,), prefill_batch=8,
+        few_prompts=2 if self.allocator.streaming else 0,
         prefixes=self.allocator.max_prompts, queue=budget,
       ),
       stop_ids=(sizes.vocab,),  # No such token: lengths decide.
@@ -101,12 +102,10 @@ class Rule:
     def enqueue(request):
       if len(request.opened):
         sampler.prefill(self.params, request.opened, texts[request.opened])
-      chosen = np.flatnonzero(request.counts)
-      counts = request.counts[chosen]
-      group = np.repeat(chosen, counts)
-      sample = np.concatenate(
-        [groups.counts[g] - n + np.arange(n) for g, n in zip(chosen, counts)]
-      )
+      counts = request.counts
+      group = np.repeat(np.arange(len(counts)), counts)
+      shift = groups.counts - np.cumsum(counts)
+      sample = np.arange(len(group)) + shift[group]
       at = groups.positions[group]
       limit = self.work.lengths[at, sample]
       rounds.append(limit)

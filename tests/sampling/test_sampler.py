@@ -89,6 +89,7 @@ def test_a_stream_of_its_own_gives_other_numbers_at_the_same_step():
     dict(slots=7, chunk=2, widths=(2, 4), chunks_per_dispatch=2),
     dict(slots=24, chunk=9),  # a completion fits one chunk: no cache
     dict(slots=3, chunk=1, prefill_batch=3, prompt_buckets=(2, 8)),
+    dict(prefill_batch=4, few_prompts=1),
     dict(prefixes=17, queue=40, chunks_per_dispatch=1),
   ],
 )

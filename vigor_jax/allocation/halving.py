@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
+import functools
 import fractions
 
 import numpy as np
@@ -58,7 +59,7 @@ class Schedule:
   def total(self) -> int:
     return sum(p * m for p, m in zip(self.prompts, self.new))
 
-  @property
+  @functools.cached_property
   def sizes(self) -> tuple[int, ...]:
     """Group size of a prompt that leaves after round t: 2, 6, 14, 30."""
     return tuple(int(s) for s in np.cumsum(self.new))

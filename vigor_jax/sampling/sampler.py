@@ -12,7 +12,8 @@ host decides about one chunk's rows while the device runs the next.
 
 Shapes never change: one prefix store, one queue, one slot count, one chunk,
 one prefill batch and a few prompt buckets. What a run compiles is therefore
-one decode program and one prefill program per bucket.
+one decode program and one prefill program per bucket (two for rules that open
+prompts a few at a time).
 """
 
 from __future__ import annotations
@@ -123,6 +124,10 @@ class Sampler:
     self._stop_ids = np.full((width,), -1, np.int32)
     self._stop_ids[: len(stop_ids)] = stop_ids
     self._placement = placement
+    rows = 1 if placement is None else placement.rows
+    self._batches = sorted(
+        {n for n in (settings.few_prompts, settings.prefill_batch)
+         if n and (n == settings.prefill_batch or n % rows == 0)})
     shapes = settings.shapes(sizes)
     if placement is None:
       self._stop_ids = jnp.asarray(self._stop_ids)
@@ -166,13 +171,13 @@ class Sampler:
 
   def warm_up(self, params) -> None:
     """Compiles every program before the first step, drawing nothing."""
-    n = self.settings.prefill_batch
     leaves = self._prepared(params)
-    nowhere = np.full(n, self.settings.prefixes, np.int32)
-    for bucket in self.settings.prompt_buckets:
-      self._prefixes = self._finished(self._prefill(
-          leaves, self._prefixes, np.zeros((n, bucket), np.int32),
-          np.ones(n, np.int32), nowhere))
+    for n in self._batches:
+      nowhere = np.full(n, self.settings.prefixes, np.int32)
+      for bucket in self.settings.prompt_buckets:
+        self._prefixes = self._finished(self._prefill(
+            leaves, self._prefixes, np.zeros((n, bucket), np.int32),
+            np.ones(n, np.int32), nowhere))
     self.begin(0)
     jax.block_until_ready(self._dispatch(leaves, 0))
     self.begin(0)
@@ -213,11 +218,12 @@ class Sampler:
     rows = np.asarray(rows, np.int32)
     buckets = np.asarray(self.settings.prompt_buckets)
     which = np.searchsorted(buckets, lengths)
-    n = self.settings.prefill_batch
+    most = self.settings.prefill_batch
     for b in np.unique(which):
       members = np.flatnonzero(which == b)
-      for i in range(0, len(members), n):
-        part = members[i: i + n]
+      for i in range(0, len(members), most):
+        part = members[i: i + most]
+        n = next(n for n in self._batches if n >= len(part))
         block = np.zeros((n, int(buckets[b])), np.int32)
         for j, m in enumerate(part):
           block[j, : lengths[m]] = tokens[m]
@@ -342,7 +348,9 @@ class Sampler:
     return self._tail - self._ended
 
   def _collect(self, report: state_lib.Report) -> Rows | None:
-    record, ends, counters = jax.device_get(report)
+    for array in report:
+      array.copy_to_host_async()
+    record, ends, counters = map(np.asarray, report)
     (k, _, self.chunks, self.decode_steps, self.row_steps,
      self.useful_steps) = map(int, counters)
     if not k:

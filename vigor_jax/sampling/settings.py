@@ -41,6 +41,8 @@ class Settings:
     max_new_tokens: longest completion, stop token included, L.
     prompt_buckets: ascending padded prompt lengths.
     prefill_batch: prompts per prefill dispatch.
+    few_prompts: a second, smaller size of that batch, for rules that open
+      prompts a few at a time; 0 = none.
     prefixes: rows of the prefix store (prompts of a step), P.
     queue: rollouts of a step at most, Q (the budget).
     cache_dtype: dtype of keys and values.
@@ -61,6 +63,7 @@ class Settings:
   chunks_per_dispatch: int = 0
   cache_dtype: str = "float32"
   ahead: int = -1
+  few_prompts: int = 0
   widths: tuple[int, ...] = ()
 
   @property
