@@ -13,7 +13,8 @@ The same command continues where it was stopped, cell by cell. Protocol:
   targets   50 % and 85 % of the rise of uniform 32 x 8's mean curve over the
             first RISE of the run, so that slower rules get there too
   pairs     5 fresh seeds x 2 warm starts; a pair has both the same; geometric
-            mean of baseline / rule with a 95 % bootstrap interval over pairs
+            mean of baseline / rule with a 95 % bootstrap interval over pairs;
+            the rules beside the headline's: 3 rates, 3 seeds, two streams
   baseline  uniform 32 x 8, and the best of 32 x 8, 64 x 4 and 128 x 2 at that
             target, chosen on the same runs, which favours the baseline
 
@@ -44,6 +45,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 STEPS = 120
 RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
 SEEDS, TUNING_SEEDS = "10-14", "0,1"
+# The other rules: three rates, three seeds, two streams.
+OTHERS_RATES, OTHERS_SEEDS = RATES[:3], "10-12"
 WARM_STARTS = (0, 1)  # values of sft.seed
 
 # Name -> (config, overrides), the ones that matter most first.
@@ -198,11 +201,11 @@ def with_rate(rules, rates) -> dict[str, str]:
   }
 
 
-def screen(rules, options) -> dict:
+def screen(rules, rates, options) -> dict:
   """{name: {rate: {stream: mean accuracy over the run}}} on tuning seeds."""
   found: dict = {name: {} for name in rules}
   for stream in SCREENING:
-    for rate in RATES:
+    for rate in rates:
       entries = with_rate(rules, dict.fromkeys(rules, rate))
       played = play(
         f"screening-{rate:g}", stream, entries, TUNING_SEEDS, (0,), options
@@ -258,16 +261,18 @@ def measure(options, data: dict) -> None:
     if stage == "ablations":  # what the change alone does, so at one rate
       rates = dict.fromkeys(rules, data["rates"]["vigor"])
     else:
-      data["screening"] |= screen(rules, options)
+      tried = OTHERS_RATES if stage == "others" else RATES
+      data["screening"] |= screen(rules, tried, options)
       data["rates"] = rates = best_rates(data["screening"])
       save()
     streams = options.streams if stage == "headline" else SCREENING
+    seeds = OTHERS_SEEDS if stage == "others" else SEEDS
     begun = time.monotonic()
     for number, stream in enumerate(streams, 1):
       say(f"{stage}: {stream}, stream {number} of {len(streams)}")
       found = play(
         "ablations" if stage == "ablations" else "runs",
-        stream, with_rate(rules, rates), SEEDS, WARM_STARTS, options,
+        stream, with_rate(rules, rates), seeds, WARM_STARTS, options,
       )  # fmt: skip
       key = "ablations" if stage == "ablations" else "streams"
       data.setdefault(key, {}).setdefault(stream, {}).update(found)
