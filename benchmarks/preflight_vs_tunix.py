@@ -6,7 +6,8 @@
 Compiles a GRPO update of 16 x (512 + 1024) tokens with libtpu, without a TPU:
 Qwen2.5-3B for v5e:4x4 on the mesh (fsdp 8, tensor 2) and Qwen3-8B for
 v5p:2x2x2 on (4, 2), bfloat16 parameters and moments; `3b_f32` and `8b_f32`
-have float32 master weights and moments. Both sides are counted by this
+have float32 master weights and moments, `3b_lora` a frozen bfloat16 base and
+adapters of rank 16 beside all matrices. Both sides are counted by this
 project's walker (vigor_jax/aot). Per chip:
 
   peak_gib_*              most bytes alive at once, as the compiler says
@@ -26,6 +27,7 @@ the figures are that compiler's.
 """
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import os
@@ -37,7 +39,9 @@ PARTS = {
   "8b": ("qwen3-8b", "v5p:2x2x2", (1, 4, 2), "bfloat16"),
   "3b_f32": ("qwen2.5-3b", "v5e:4x4", (1, 8, 2), "float32"),
   "8b_f32": ("qwen3-8b", "v5p:2x2x2", (1, 4, 2), "float32"),
+  "3b_lora": ("qwen2.5-3b", "v5e:4x4", (1, 8, 2), "bfloat16"),
 }
+RANK = 16
 CPU = "cpu:8", (1, 4, 2)  # What --quick compiles for without libtpu.
 ROWS, PROMPT, COMPLETION = 16, 512, 1024
 TARGETS = {
@@ -78,7 +82,7 @@ def compiled(part, layers, side, flags, cpu=False):
   chips.prepare(name)
   from vigor_jax.aot import estimate
   from vigor_jax.policy import families, sharding
-  from vigor_jax.policy.sizes import Sizes
+  from vigor_jax.policy.sizes import Adapters, Sizes
 
   topology = chips.topology(name)
   values = families.published(model)
@@ -87,6 +91,8 @@ def compiled(part, layers, side, flags, cpu=False):
   sizes = Sizes(**values, dtype="bfloat16", param_dtype=dtype)
   grid = sharding.make_mesh(mesh, topology.devices)
   make = our_update if side == "ours" else tunix_update
+  if part.endswith("lora"):
+    sizes = dataclasses.replace(sizes, adapters=Adapters(RANK))
   plain = cpu or flags == "default"
   options = None if plain else estimate.WINDOWED_OFF
   result = estimate.compile_program(make(sizes, grid), topology, options)
@@ -102,16 +108,19 @@ def our_update(sizes, grid):
 
   from vigor_jax.aot import programs
   from vigor_jax.policy import (
-    objective, packing, sharding, transformer, update)
+    objective, optimizer, packing, sharding, transformer, update)
 
   objective.UNROLLED = 0  # A shallow model as a deep one.
-  graph, params = transformer.abstract(sizes)
+  plain = dataclasses.replace(sizes, adapters=None)
+  graph, params = transformer.abstract(plain)
   placement = sharding.Placement(grid)
   updater = update.Updater(
     graph, update.Objective(old="current", remat=True),
-    update.OptimizerOptions(), placement)
+    optimizer.OptimizerOptions(), placement,
+    adapted=sizes if sizes.adapters else None)
   params = placement.abstract(params)
-  state = update.TrainState(params, updater.abstract_opt(params))
+  state = update.TrainState(updater.abstract_params(params),
+                            updater.abstract_opt(params))
   array = lambda dtype: jax.ShapeDtypeStruct(
     (1, ROWS, PROMPT + COMPLETION), dtype, sharding=placement.batch)
   number = lambda dtype: jax.ShapeDtypeStruct(

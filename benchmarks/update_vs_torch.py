@@ -93,13 +93,14 @@ class Ours:
     import jax
     import numpy as np
 
+    from vigor_jax.policy import optimizer
     from vigor_jax.policy import packing
     from vigor_jax.policy import update
 
     _, graph, params = model
     self.np, self.update = np, update
     objective = update.Objective(clip_low=CLIP, clip_high=CLIP)
-    options = update.OptimizerOptions(name="adam", clip_norm=NORM)
+    options = optimizer.OptimizerOptions(name="adam", clip_norm=NORM)
     self.updater = update.Updater(graph, objective, options)
     # Updates donate their state.
     self.state = self.updater.init(jax.tree.map(jax.numpy.copy, params))

@@ -121,9 +121,9 @@ def steps_of(folder):
           if "reward/mean" in line]  # fmt: skip
 
 
-def arrays(folder, step=None):
-  """({path: array} of a checkpoint's params and moments, its host record)."""
-  from vigor_jax.policy import build, transformer, update
+def targets(folder):
+  """(params, opt_state) to restore of a run's checkpoints, its config."""
+  from vigor_jax.policy import build, transformer
   from vigor_jax import experiment
   from vigor_jax.config import loading
 
@@ -132,14 +132,16 @@ def arrays(folder, step=None):
   task = experiment.make_task(made)
   sizes = build.sizes_of(made, task.vocabulary.vocab_size)
   graph, abstract = transformer.abstract(sizes)
-  updater = update.Updater(
-    graph, build.objective_of(made), build.optimizer_of(made)
-  )
+  updater = build.updater_of(made, graph, sizes, None)
+  return abstract, updater.saved_targets(abstract)[1], made
+
+
+def arrays(folder, step=None):
+  """({path: array} of a checkpoint's params and moments, its host record)."""
+  *wanted, made = targets(folder)
   store = checkpoints.Checkpoints(str(folder), keep=made.checkpoint.keep)
   try:
-    params, opt_state, host = store.restore(
-      step or store.latest(), abstract, updater.abstract_opt(abstract)
-    )
+    params, opt_state, host = store.restore(step or store.latest(), *wanted)
   finally:
     store.close()
   flat = {

@@ -146,7 +146,7 @@ class Checkpoints:
     Args:
       step: one of `steps()`.
       params_target: the tree to fill; arrays or ShapeDtypeStructs, with the
-        shardings that the restored arrays shall have.
+        shardings that the restored arrays shall have. None: not restored.
       opt_target: the same.
 
     Raises:
@@ -159,8 +159,9 @@ class Checkpoints:
         f"{self.folder}: there is no step {step}; there are {steps or 'none'}"
       )
     trees = {"params": params_target, "opt_state": opt_target}
+    trees = {name: tree for name, tree in trees.items() if tree is not None}
     restored = _restore(self._manager, step, where, trees)
-    return restored["params"], restored["opt_state"], restored["host"]
+    return restored.get("params"), restored["opt_state"], restored["host"]
 
   def wait(self) -> None:
     """Waits until the last save is whole on disk.

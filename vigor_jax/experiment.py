@@ -258,8 +258,7 @@ def build(config, *, training: bool = True) -> Experiment:
       graph, sizes,
       build_lib.sampler_settings(config, allocator.max_prompts, scorer.cheap),
       stop_ids=task.stop_ids, seed=config.seed, placement=placement)
-  updater = update_lib.Updater(graph, build_lib.objective_of(config),
-                               build_lib.optimizer_of(config), placement)
+  updater = build_lib.updater_of(config, graph, sizes, placement)
   return Experiment(config, task, scorer, held_out, allocator, stream,
                     graph, sizes, sampler, updater,
                     placement)

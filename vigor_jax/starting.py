@@ -49,17 +49,21 @@ def state(parts, record, updater):
   """
   if record.resumed:
     abstract = parts.abstract_params()
-    params, opt_state, host = record.restore(abstract,
-                                             updater.abstract_opt(abstract))
+    params, opt_state, host = record.restore(*updater.saved_targets(abstract))
     name = parts.task.name
     if host.get("task", name) != name:
       raise ValueError(
           f"{record.name}: the task's data are not those the run began with "
           f"({host['task']}, now {name}), so its place in them is lost; bring "
           "them back, or choose another --workdir")
-    return updater.state(params, opt_state), host, host.get("init_step")
+    step = host.get("init_step")
+    if params is None:
+      params = _begun_with(parts, record, step, "model.lora: the frozen base")
+    return updater.restored(params, opt_state), host, step
   params, step = initial_params(parts, record.name, record.say)
-  return updater.init(params), None, step
+  if updater.adapted is not None:
+    _keep(parts, record, step, "frozen base of model.lora")
+  return updater.init(params, parts.config.seed), None, step
 
 
 def reference(parts, record, init_step: int | None):
@@ -68,14 +72,23 @@ def reference(parts, record, init_step: int | None):
   Raises:
     ValueError: its checkpoint is gone.
   """
+  params = _begun_with(parts, record, init_step,
+                       "policy.kl.coef: the reference")
+  _keep(parts, record, init_step, "reference of policy.kl")
+  return params
+
+
+def _begun_with(parts, record, step: int | None, what: str):
+  """Parameters at step 0, taken again."""
   try:
-    params, step = initial_params(parts, record.name, record.say, init_step)
+    return initial_params(parts, record.name, record.say, step)[0]
   except checkpoints.CheckpointError as error:
-    raise ValueError(
-        "policy.kl.coef: the reference, with which the run began, cannot be "
-        f"read: {error}") from error
+    raise ValueError(f"{what}, with which the run began, cannot be read: "
+                     f"{error}") from error
+
+
+def _keep(parts, record, step: int | None, what: str) -> None:
   source = parts.config.init_from
   if source not in ("", "auto"):
-    record.say(f"reference of policy.kl: step {step} of {source}, also after "
-               "a restart; keep it")
-  return params
+    record.say(f"{what}: step {step} of {source}, also after a restart; keep "
+               "it")

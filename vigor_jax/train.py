@@ -145,7 +145,7 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
     allocator.load_state_dict(host["allocator"])
     stream.load_state_dict(host["stream"])
   reference = None
-  if config.policy.kl.coef:
+  if config.policy.kl.coef and updater.adapted is None:
     reference = starting.reference(parts, record, init_step)
   evaluator = evaluate.Evaluator(parts)
   run_step = step_lib.TrainingStep(parts)
@@ -155,17 +155,18 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
     run_step.meter.load_state_dict(host["meter"])
 
   def save(step: int) -> None:
-    record.save(step, state.params, state.opt_state, dict(
+    record.save(step, *updater.saved(state), dict(
         stage="rl", task=parts.task.name, init_step=init_step,
         allocator=allocator.state_dict(),
         stream=stream.state_dict(), meter=run_step.meter.state_dict()))
 
   def assess(step: int, trained: list = ()) -> None:
     with counters.paused():
-      metrics, samples = evaluator(state.params, step)
+      metrics, samples = evaluator(policy, step)
       record.evaluation(step, metrics, [*trained, *samples])
 
-  sampler.warm_up(state.params)
+  policy = updater.policy(state)
+  sampler.warm_up(policy)
   if record.step == 0 and every and not record.curve:
     assess(0)
   first, total = record.step, config.total_steps
@@ -179,12 +180,13 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
     extra = {}
     with traces.step(step + 1):
       # Rounds of requests, prefills, decoding, verdicts.
-      rollouts = run_step.collect(state.params, step, timer)
+      rollouts = run_step.collect(policy, step, timer)
       if evaluating and config.evaluation.fresh_rollouts:
         with counters.paused(), timer.excluded():
-          extra = run_step.meter.measure(state.params, step, rollouts)
+          extra = run_step.meter.measure(policy, step, rollouts)
       # Advantages by prompt id, and the update.
       state, done = run_step.learn(state, rollouts, step, timer, reference)
+      policy = updater.policy(state)
 
     # The record.
     counters.add(rollouts.buffer.size, rollouts.tokens)
@@ -230,6 +232,7 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
   from vigor_jax import measure
   from vigor_jax import starting
   from vigor_jax import warm_start
+  from vigor_jax.policy import optimizer as optimizer_lib
   from vigor_jax.policy import update as update_lib
 
   team = distributed.cluster()
@@ -240,7 +243,7 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
   every, total = config.evaluation.every_steps, config.sft.steps
 
   def save(step: int) -> None:
-    record.save(step, state.params, state.opt_state,
+    record.save(step, *updater.saved(state),
                 dict(stage="sft", task=parts.task.name))
 
   counters.start()
@@ -251,7 +254,7 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
     with timer("allocate"):
       packed, num_micro, tokens = warm_start.packed_batch(
           config, parts.task, step)
-    rate = update_lib.learning_rate(
+    rate = optimizer_lib.learning_rate(
         step, peak=config.sft.learning_rate,
         warmup_steps=config.sft.warmup_steps, total_steps=total,
         schedule=config.optimizer.schedule)

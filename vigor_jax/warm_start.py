@@ -9,6 +9,7 @@ like any other.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -22,6 +23,7 @@ from vigor_jax.config import loading
 from vigor_jax.policy import build as build_lib
 from vigor_jax.policy import objective as objective_lib
 from vigor_jax.policy import packing
+from vigor_jax.policy import sizes as sizes_lib
 from vigor_jax.policy import update as update_lib
 
 
@@ -39,6 +41,7 @@ def config_of(config):
     sft.seed = config.sft.seed
     for section in ("task", "model", "mesh", "sft", "sampling"):
       sft[section] = config[section].copy_and_resolve_references()
+    sft.model.lora.update(dataclasses.asdict(sizes_lib.Adapters()))
     sft.policy.row_length = config.policy.row_length
     sft.policy.rows_per_microbatch = config.policy.rows_per_microbatch
     sft.optimizer = config.optimizer.copy_and_resolve_references()
@@ -81,7 +84,8 @@ def key_of(config, task) -> str:
   for tokens in (*prompts, *completions):
     digest.update(np.asarray(tokens, np.int32).tobytes() + b"|")
   settings = {
-      "model": config.model.to_dict(),
+      "model": {k: v for k, v in config.model.to_dict().items()
+                if k != "lora"},  # A warm start trains all parameters.
       "sft": {k: v for k, v in config.sft.to_dict().items()
               if k != "cache_dir"},
       "optimizer": {k: v for k, v in config.optimizer.to_dict().items()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vigor_jax.policy import logprobs, packing, transformer, update
+from vigor_jax.policy import logprobs, optimizer, packing, transformer, update
 from vigor_jax.policy.sizes import Sizes
 
 
@@ -177,7 +177,7 @@ def test_the_update_program_has_no_array_of_all_logits(monkeypatch):
                 vocab=509, tied=False)  # fmt: skip
   graph, params = transformer.create(sizes, 0)
   updater = update.Updater(
-    graph, update.Objective(temperature=0.93), update.OptimizerOptions()
+    graph, update.Objective(temperature=0.93), optimizer.OptimizerOptions()
   )
   state = updater.init(params)
   rows, length = 8, 16  # 128 positions: 8 chunks.
@@ -186,7 +186,7 @@ def test_the_update_program_has_no_array_of_all_logits(monkeypatch):
   floats = [np.zeros(shape, np.float32)] * 3
   batch = packing.Packed(*ints, *floats)
   update_program = update._programs(
-    graph, updater.objective, update.OptimizerOptions(), None
+    graph, updater.objective, optimizer.OptimizerOptions(), None
   )[1]
   text = (
     update_program.lower(

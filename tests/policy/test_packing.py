@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vigor_jax.policy import attention
-from vigor_jax.policy import packing, transformer, update
+from vigor_jax.policy import optimizer, packing, transformer, update
 from vigor_jax.policy.sizes import Sizes
 
 Rollouts = collections.namedtuple(
@@ -260,7 +260,7 @@ def test_log_probs_equal_an_unpacked_forward(model, temperature):
   updater = update.Updater(
     graph,
     update.Objective(temperature=temperature),
-    update.OptimizerOptions(),
+    optimizer.OptimizerOptions(),
   )
   scored = np.asarray(updater.score(params, packed, used))
   assert not scored[packed.segment == 0].any()
@@ -329,3 +329,23 @@ def test_exactly_a_row_fits_and_one_token_more_is_refused():
 def test_more_rows_than_the_micro_batches_hold_are_refused():
   with pytest.raises(ValueError, match="5 packed rows needed"):
     pack(make([1] * 5, [12] * 5, [12] * 5), row_length=24, max_micro=1)
+
+
+@pytest.mark.parametrize("count, longest, row_length, rows_per_micro", [
+  (1024, 3072, 4096, 16), (512, 8192, 10240, 8)])
+def test_rows_are_full_on_heavy_tailed_lengths(count, longest, row_length,
+                                               rows_per_micro):
+  """The published shapes; a mean of a quarter of the longest completion."""
+  rng = np.random.default_rng(0)
+  groups = count // 8
+  lengths = np.minimum(np.ceil(
+    longest / 6 * rng.lognormal(0, 1, count)), longest).astype(int)
+  assert 0.2 < lengths.mean() / longest < 0.3
+  group = np.repeat(np.arange(groups), rng.multinomial(
+    count, rng.dirichlet(np.ones(groups))))
+  prompts = rng.integers(64, row_length - longest, groups)
+  layout = packing.plan(group, lengths, prompts, row_length)
+  used = lengths.sum() + prompts[layout.copy_group].sum()
+  micro = -(-layout.rows // rows_per_micro)
+  assert used / (micro * rows_per_micro * row_length) > 0.9
+  assert (lengths + prompts[group]).mean() / row_length < 0.4  # Padded rows.

@@ -84,7 +84,8 @@ import jax, numpy as np
 from vigor_jax import checkpoints
 from vigor_jax.config import ConfigError, default_config
 from vigor_jax.policy import (
-  packing, pieces, sharding, transformer, update)
+  optimizer, packing, pieces, sharding, transformer, update)
+from vigor_jax.policy.sizes import Adapters
 
 rng = np.random.default_rng(0)
 config = default_config()
@@ -112,18 +113,20 @@ def batch(n=48, length=6):
     max_micro=6)
 
 packed, micros = batch()
-for tied, layers, kv, width in json.loads(sys.argv[1]):
+for tied, layers, kv, width, *rank in json.loads(sys.argv[1]):
   sizes = transformer.Sizes(layers=layers, width=width, heads=4, kv_heads=kv,
                             head_dim=8, ffn=32, vocab=24, qkv_bias=True,
                             qk_norm=kv == 1, tied=tied)
+  adapted = rank and dataclasses.replace(sizes, adapters=Adapters(rank[0]))
   graph, params = transformer.create(sizes, 0)
   host = jax.tree.map(np.asarray, params)
   objective = update.Objective(remat=layers > 1, temperature=0.7)
   assert pieces.supported(sizes, placement, 16)
-  options = update.OptimizerOptions(eps=1e-2)
+  options = optimizer.OptimizerOptions(eps=1e-2)
   results = []
   for where in (None, placement):
-    updater = update.Updater(graph, objective, options, where)
+    updater = update.Updater(graph, objective, options, where,
+                             adapted or None)
     state = updater.init(jax.tree.map(jax.numpy.array, host))
     scores = np.asarray(updater.score(state.params, packed, micros))
     for _ in range(2):
@@ -167,6 +170,9 @@ print("same")
     [(True, 1, 2, 16), (False, 6, 2, 16)],
     # By pieces: one kv head for two devices; a width that does not divide.
     pytest.param([(True, 6, 1, 16), (True, 6, 1, 15)],
+                 marks=pytest.mark.slow),
+    # Adapters of rank 3, laid out by the compiler and by pieces.
+    pytest.param([(True, 1, 2, 16, 3), (False, 6, 1, 16, 3)],
                  marks=pytest.mark.slow),
   ],
 )

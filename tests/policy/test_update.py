@@ -11,14 +11,14 @@ import pytest
 from vigor_jax.config import default_config
 from vigor_jax.policy import aggregators
 from vigor_jax.policy import batch as batch_lib
-from vigor_jax.policy import packing, transformer, update
+from vigor_jax.policy import optimizer, packing, transformer, update
 from vigor_jax.policy.sizes import Sizes
 
 SIZES = Sizes(layers=1, width=8, heads=2, kv_heads=1, head_dim=4, ffn=8,
               vocab=11, tied=False)  # fmt: skip
 GRAPH = transformer.abstract(SIZES)[0]
 # A trace without decay that matters: after one update it is the gradient.
-PLAIN = update.OptimizerOptions(name="sgd", b1=0.5, clip_norm=0.0)
+PLAIN = optimizer.OptimizerOptions(name="sgd", b1=0.5, clip_norm=0.0)
 
 
 @functools.cache
@@ -168,7 +168,7 @@ def test_nan_where_nothing_counts_changes_nothing(whole):
 def test_a_step_without_rollouts_is_harmless():
   packed, used = ROLLOUTS.pack(keep=np.zeros(10, bool), max_micro=5)
   assert used == 0
-  updater = update.Updater(GRAPH, update.Objective(), update.OptimizerOptions())
+  updater = update.Updater(GRAPH, update.Objective(), optimizer.OptimizerOptions())
   before = flat(fresh())
   state, metrics = updater.update(updater.init(fresh()), packed, 0, 1.0, 1e-2)
   np.testing.assert_array_equal(flat(state.params), before)
@@ -315,7 +315,7 @@ def test_the_clip_binds_in_the_second_update():
   packed, used = centered().pack()
   batch = batch_of([(packed, used, 10.0)])
   objective = update.Objective(old="trainer")
-  adam = update.OptimizerOptions(name="adam", clip_norm=0.0)
+  adam = optimizer.OptimizerOptions(name="adam", clip_norm=0.0)
   updater = update.Updater(GRAPH, objective, adam)
   results = {}
   for updates in (1, 2):
@@ -357,7 +357,7 @@ def test_minibatches_are_optimiser_steps_with_old_log_probs_of_the_first():
   first = np.arange(10) % 2 == 0
   parts = [r.pack(keep=k, max_micro=5) for k in (first, ~first)]
   batch = batch_of([(*part, 5.0) for part in parts])
-  adam = update.OptimizerOptions(name="adam", clip_norm=0.0)
+  adam = optimizer.OptimizerOptions(name="adam", clip_norm=0.0)
   updater = update.Updater(GRAPH, update.Objective(old="trainer"), adam)
   state, metrics = update.run_updates(
     updater, updater.init(fresh()), batch, config_of(minibatches=2), 0, None
@@ -380,7 +380,7 @@ def test_a_larger_kl_coefficient_lowers_the_measured_kl():
   for coefficient in (0.02, 2.0):
     objective = update.Objective(old="current", kl_coef=coefficient)
     updater = update.Updater(
-      GRAPH, objective, update.OptimizerOptions(name="adam", clip_norm=0.0)
+      GRAPH, objective, optimizer.OptimizerOptions(name="adam", clip_norm=0.0)
     )
     state = updater.init(fresh())
     kls = []
@@ -408,7 +408,7 @@ def test_a_larger_kl_coefficient_lowers_the_measured_kl():
 
 
 def test_schedules_by_hand():
-  rate = lambda step, schedule: update.learning_rate(
+  rate = lambda step, schedule: optimizer.learning_rate(
     step, peak=1.0, warmup_steps=4, total_steps=12, schedule=schedule
   )
   assert [rate(i, "constant") for i in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
@@ -450,7 +450,7 @@ def trees():
 
 def test_weight_decay_leaves_norms_and_biases_alone():
   params, _ = trees()
-  tx = update.optimizer(update.OptimizerOptions(weight_decay=0.1))
+  tx = optimizer.chain(optimizer.OptimizerOptions(weight_decay=0.1))
   zero = jax.tree.map(np.zeros_like, params)
   updates, _ = tx.update(zero, tx.init(params), params)
   assert np.allclose(updates["blocks"]["q"], 0.1)
@@ -462,21 +462,21 @@ def test_the_gradient_norm_is_clipped():
   params, grads = trees()
   norm = np.sqrt(8 * 9.0)
   for limit, scale in ((1.0, 1 / norm), (100.0, 1.0), (0.0, 1.0)):
-    options = update.OptimizerOptions(name="sgd", b1=0.0, clip_norm=limit)
-    tx = update.optimizer(options)
+    options = optimizer.OptimizerOptions(name="sgd", b1=0.0, clip_norm=limit)
+    tx = optimizer.chain(options)
     updates, _ = tx.update(grads, tx.init(params), params)
     np.testing.assert_allclose(updates["blocks"]["q"], 3 * scale, rtol=1e-6)
 
 
 def test_adams_first_step_is_the_sign_of_the_gradient():
   params, grads = trees()
-  tx = update.optimizer(update.OptimizerOptions(name="adam", clip_norm=0.0))
+  tx = optimizer.chain(optimizer.OptimizerOptions(name="adam", clip_norm=0.0))
   updates, _ = tx.update(grads, tx.init(params), params)
   np.testing.assert_allclose(updates["blocks"]["q"], 1.0, rtol=1e-6)
 
 
 def test_names_that_do_not_exist_are_refused():
   with pytest.raises(ValueError, match="optimizer.name='lion'"):
-    update.optimizer(update.OptimizerOptions(name="lion"))
+    optimizer.chain(optimizer.OptimizerOptions(name="lion"))
   with pytest.raises(ValueError, match="grpo"):
     update.Updater(GRAPH, update.Objective(loss="grp"), PLAIN)

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from vigor_jax.policy import packing, transformer, update
+from vigor_jax.policy import optimizer, packing, transformer, update
 from vigor_jax.sampling import sampler as sampler_lib
 
 SIZES = transformer.Sizes(
@@ -135,7 +135,7 @@ def trainer_logprobs(graph, params, texts, drawn, temperature=1.0):
   updater = update.Updater(
     graph,
     update.Objective(temperature=temperature),
-    update.OptimizerOptions(),
+    optimizer.OptimizerOptions(),
   )
   scored = np.asarray(jax.device_get(updater.score(params, packed, used)))
   layout = packing.plan(

@@ -151,9 +151,8 @@ class Plan:
     self.placement = sharding.Placement(sharding.make_mesh(shape, devices))
     sharding.check_rows(self.placement, config)
     self.params = self.placement.abstract(abstract)
-    self.updater = update_lib.Updater(
-        self.graph, build_lib.objective_of(config),
-        build_lib.optimizer_of(config), self.placement)
+    self.updater = build_lib.updater_of(config, self.graph, self.sizes,
+                                        self.placement)
     self.settings = build_lib.sampler_settings(
         config, _allocator(config).max_prompts)
     self.decoding = decoding.Decoding(
@@ -163,7 +162,7 @@ class Plan:
   # ------------------------------------------------------------- arguments
 
   def state(self) -> update_lib.TrainState:
-    return update_lib.TrainState(self.params,
+    return update_lib.TrainState(self.updater.abstract_params(self.params),
                                  self.updater.abstract_opt(self.params))
 
   def _whole(self, shape, dtype=np.int32):
@@ -182,8 +181,15 @@ class Plan:
 
   def programs(self) -> list[Program]:
     """Everything that a step runs on the devices."""
-    return [self._weights(), *self._prefills(), self._decode(),
-            *self._scores(), self._update()]
+    return [*self._merged(), self._weights(), *self._prefills(),
+            self._decode(), *self._scores(), self._update()]
+
+  def _merged(self) -> list[Program]:
+    if self.updater.adapted is None:
+      return []
+    return [Program("merged policy", self.updater.programs.policy,
+                    (self.state().params,), (), "all parameters",
+                    self._updates())]
 
   def _weights(self) -> Program:
     return Program("sampling weights", self.decoding.weights.program,
@@ -223,7 +229,7 @@ class Plan:
     per_call = max(1, self._micro() // self.config.policy.minibatches)
     return [Program(
         "score", self.updater.programs.score,
-        (self.params, self.batch(), self._whole(())), (per_call,),
+        (self.state().params, self.batch(), self._whole(())), (per_call,),
         f"log-probs of {per_call} micro-batches",
         times * self.config.policy.minibatches)]
 
@@ -245,4 +251,8 @@ class Plan:
         "sampling weights": self.decoding.leaves,
         "prefixes": self.decoding.prefixes, "slots": self.decoding.slots,
     }
+    if self.updater.adapted is not None:
+      parts["merged policy"] = self.params
+    elif self.updater.objective.kl_coef:
+      parts["KL reference"] = self.params
     return {name: decoding.per_chip(tree) for name, tree in parts.items()}

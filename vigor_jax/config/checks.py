@@ -11,6 +11,8 @@ from vigor_jax.config import fields
 from vigor_jax.config.defaults import options_section
 from vigor_jax.config.legal import CHOICES, FAMILIES, RANGES
 from vigor_jax.policy import families
+from vigor_jax.policy.sizes import TARGETS
+from vigor_jax.policy.sizes import Adapters
 from vigor_jax.tasks import suites
 
 ConfigError = fields.ConfigError
@@ -166,6 +168,7 @@ def _check_model(config):
     families.rope_from_text(sizes.rope_scaling)
   except ValueError as error:
     raise ConfigError(str(error)) from error
+  _check_lora(config)
   if config.mesh.data == 0:
     raise ConfigError("mesh.data: must be -1 (the rest) or at least 1, got 0")
   if config.model.checkpoint:
@@ -178,6 +181,31 @@ def _check_model(config):
     raise ConfigError(
       f"topology: expected a form like 'v5e:4x4' or 'v5p:2x2x2', got "
       f"{config.topology!r}"
+    )
+
+
+def _check_lora(config):
+  lora = config.model.lora
+  if not lora.rank:
+    for name, default in options_section(Adapters).items():
+      if lora[name] != default:
+        raise ConfigError(
+          f"model.lora.{name}={lora[name]!r} has no effect without "
+          "model.lora.rank; legal: a rank of 1 or more (8 to 32 are usual), "
+          f"or {default!r}"
+        )
+    return
+  targets = lora.targets.split(",")
+  for name in targets:
+    _check_choice("model.lora.targets", name, TARGETS)
+  if len(set(targets)) < len(targets):
+    raise ConfigError(
+      f"model.lora.targets: {lora.targets!r} names a matrix twice"
+    )
+  if config.stage == "sft":
+    raise ConfigError(
+      f"model.lora.rank={lora.rank}: adapters are trained by stage=rl only; "
+      "legal: 0 with stage=sft, or stage=rl with init_from"
     )
 
 

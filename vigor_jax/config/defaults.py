@@ -12,6 +12,7 @@ from ml_collections import config_dict
 
 from vigor_jax import allocation
 from vigor_jax import tasks
+from vigor_jax.policy.sizes import Adapters
 
 
 def options_section(options_class: type) -> ml_collections.ConfigDict:
@@ -105,6 +106,10 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
       rope_scaling="",  # Or "llama3:8,1,4,8192", "linear:2".
       norm_eps=1e-6,
     ),
+    # Low-rank adapters beside the layers' matrices: they are trained, and the
+    # parameters frozen (docs/scale.md).
+    # rank=0: there are none, all parameters are trained.
+    lora=options_section(Adapters),
     dtype="float32",  # Of the computation.
     param_dtype="float32",  # Of master weights, moments, sums of gradients.
   )

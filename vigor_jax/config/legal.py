@@ -49,6 +49,8 @@ RANGES = {
   "model.sizes.vocab": "[0, inf)",
   "model.sizes.rope_theta": "(0, inf)",
   "model.sizes.norm_eps": "(0, inf)",
+  "model.lora.rank": "[0, 4096]",
+  "model.lora.alpha": "(0, inf)",
   "mesh.data": "[-1, inf)",
   "mesh.fsdp": "[1, inf)",
   "mesh.tensor": "[1, inf)",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from vigor_jax import allocation
 from vigor_jax.config.defaults import default_config
 from vigor_jax.policy import batch as batch_lib
 from vigor_jax.policy import families
 from vigor_jax.policy import loss_table
 from vigor_jax.policy import objective as objective_lib
+from vigor_jax.policy import optimizer as optimizer_lib
 from vigor_jax.policy import sharding
+from vigor_jax.policy import sizes as sizes_lib
 from vigor_jax.policy import transformer
 from vigor_jax.policy import update as update_lib
 from vigor_jax.policy import weights
@@ -113,7 +117,9 @@ def with_slots(config, sizes: transformer.Sizes, allocator, total: int, *,
   memory = int(config.sampling.memory * 2**30)
   if not memory:
     copies = 1
-    if training:
+    if training and config.model.lora.rank:
+      copies += 1  # The merged policy; what adapters need is little.
+    elif training:
       copies += 1 if config.optimizer.name == "sgd" else 3
     memory = settings_lib.memory_left(total, sizes, copies=copies,
                                       placement=placement)
@@ -143,12 +149,38 @@ def objective_of(config) -> objective_lib.Objective:
       temperature=config.sampling.temperature, remat=policy.remat)
 
 
-def optimizer_of(config) -> update_lib.OptimizerOptions:
+def optimizer_of(config) -> optimizer_lib.OptimizerOptions:
   """The optimiser of `config.optimizer`, without its learning rate."""
   o = config.optimizer
-  return update_lib.OptimizerOptions(
+  return optimizer_lib.OptimizerOptions(
       name=o.name, b1=o.b1, b2=o.b2, eps=o.eps, weight_decay=o.weight_decay,
       clip_norm=o.clip_norm)
+
+
+def adapted_of(config, sizes: transformer.Sizes) -> transformer.Sizes | None:
+  """Sizes with the adapters of `config.model.lora`; None: there are none.
+
+  Raises:
+    ValueError: a rank that is no less than what the model's matrices have.
+  """
+  lora = config.model.lora
+  if not lora.rank:
+    return None
+  narrow = min(sizes.width, sizes.ffn, sizes.heads * sizes.head_dim,
+               sizes.kv_heads * sizes.head_dim)
+  if lora.rank >= narrow:
+    raise ValueError(
+        f"model.lora.rank: {lora.rank} is no less than the rank of the "
+        f"model's narrowest matrix, {narrow}; legal: 1 to {narrow - 1}, or 0 "
+        "to train all parameters")
+  return dataclasses.replace(sizes, adapters=sizes_lib.Adapters(**lora))
+
+
+def updater_of(config, graph, sizes: transformer.Sizes,
+               placement: sharding.Placement | None) -> update_lib.Updater:
+  """The update of `config` for the plain model of `sizes`."""
+  return update_lib.Updater(graph, objective_of(config), optimizer_of(config),
+                            placement, adapted_of(config, sizes))
 
 
 def estimator_of(config) -> batch_lib.Estimator:

@@ -125,13 +125,14 @@ class Pieces:
     """((value, more), sums with the gradient of the value added).
 
     Args:
+      sums: of the gradients of `params`, or of those that are trained.
       loss: (value, more) of (log-probs, entropy); no gradient flows through
         the entropy.
     """
     logprobs, entropy, lse, kept = self._forward(params, micro, keep=True)
     value, gradient = jax.value_and_grad(loss, has_aux=True)(
         logprobs, entropy)
-    specs = _sum_specs(params, self._placement)
+    specs = _sum_specs(jax.eval_shape(total, sums), self._placement)
     split = self._specs(params)
     run = self._mapped(
         _Local(self._graph, self._placement, split,
@@ -173,8 +174,11 @@ class _Local:
 
   # -------------------------------------------------------------- the parts
 
-  def _gathered(self, state: Any, dtype) -> Any:
-    """A layer's parameters whole over fsdp, cast before they travel."""
+  def _gathered(self, graph, state: Any, dtype) -> transformer.Block:
+    """A layer whole over fsdp; merged and cast before it travels."""
+    block = nnx.merge(graph, state)
+    block.merge()
+    graph, state = nnx.split(block)
     flat = checkpoints.flatten(state)
     leaves = []
     for path, leaf in flat.items():
@@ -183,7 +187,8 @@ class _Local:
         leaf = jax.lax.all_gather(leaf.astype(dtype), "fsdp",
                                   axis=axes.index("fsdp"), tiled=True)
       leaves.append(leaf)
-    return jax.tree.unflatten(jax.tree.structure(state), leaves)
+    return nnx.merge(
+        graph, jax.tree.unflatten(jax.tree.structure(state), leaves))
 
   def _attend(self, mask: Array) -> transformer.Attend:
     def attend(norm, q, k, v):
@@ -204,7 +209,7 @@ class _Local:
 
     norm: None, or in the backward pass the norms of the forward pass.
     """
-    block = nnx.merge(graph, self._gathered(state, x.dtype))
+    block = self._gathered(graph, state, x.dtype)
     whole = lambda y: jax.lax.all_gather(y, "tensor", axis=1, tiled=True)
     split = lambda y: jax.lax.psum_scatter(y, "tensor", scatter_dimension=1,
                                            tiled=True)
@@ -291,6 +296,7 @@ class _Local:
   def backward(self, params, sums, micro: packing.Packed, kept, lse, g):
     """The sums with this micro-batch's gradient added.
 
+    Where adapters are trained there are sums of theirs alone.
     g: float32 [r, T], gradient of the loss by each log-prob.
     """
     model = self._model(params)
@@ -303,29 +309,41 @@ class _Local:
       hidden, pull = jax.vjp(
           functools.partial(self._top, norm, micro.source), scale, x)
       name, table = self._table(model)
-      dh, flat[name] = vocabulary.backward(
-          self._vocabulary(name), hidden, table, flat[name], micro.tokens,
+      dh, total = vocabulary.backward(
+          self._vocabulary(name), hidden, table, flat.get(name), micro.tokens,
           lse, g, self._temperature)
       dscale, dx = pull(dh)
-      flat["final_norm/scale"] += jax.tree.leaves(dscale)[0]
+      if name in flat:
+        flat[name] = total
+        flat["final_norm/scale"] += jax.tree.leaves(dscale)[0]
     graph, states = nnx.split(model.blocks)
     around = self._surroundings(micro)
-    names = [f"blocks/{path}" for path in checkpoints.flatten(states)]
+    paths = list(checkpoints.flatten(states))
+    names = [f"blocks/{p}" for p in paths if f"blocks/{p}" in flat]
 
     def step(carry, scanned):
       dx, sums = carry
       index, state, x, norm = scanned
-      _, pull = jax.vjp(
-          lambda *a: self._layer(graph, *around, norm, *a)[0], state, x)
+      leaves, tree = jax.tree.flatten(state)
+      frozen = dict(zip(paths, leaves))
+      trained = {p: frozen.pop(p) for p in paths if f"blocks/{p}" in names}
+
+      def layer(trained, x):
+        state = jax.tree.unflatten(
+            tree, [{**frozen, **trained}[p] for p in paths])
+        return self._layer(graph, *around, norm, state, x)[0]
+
+      _, pull = jax.vjp(layer, trained, x)
       gradient, dx = pull(dx)
-      sums = [a.at[index].add(d.astype(a.dtype))
-              for a, d in zip(sums, jax.tree.leaves(gradient))]
+      sums = [a.at[index].add(gradient[p].astype(a.dtype))
+              for a, p in zip(sums, trained)]
       return (dx, sums), None
 
     (dx, more), _ = jax.lax.scan(
         step, (dx, [flat[n] for n in names]),
         (jnp.arange(self._sizes.layers), states, inputs, norms), reverse=True)
     flat.update(zip(names, more))
-    flat["embed"] = self._add_embedded(flat["embed"], micro.tokens, dx)
+    if "embed" in flat:
+      flat["embed"] = self._add_embedded(flat["embed"], micro.tokens, dx)
     return jax.tree.unflatten(jax.tree.structure(sums),
                               [a[None] for a in flat.values()])

@@ -28,6 +28,7 @@ import numpy as np
 
 from vigor_jax import checkpoints
 from vigor_jax.config import checks
+from vigor_jax.policy.sizes import TARGETS
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")
@@ -52,6 +53,12 @@ AXES: dict[str, tuple[str | None, ...]] = {
     "blocks/up": ("layers", "width", "ffn"),
     "blocks/down": ("layers", "ffn", "width"),
 }
+# Adapters (lora.py): A has the inputs of its matrix, B the outputs.
+for _name in TARGETS:
+  _layers, *_axes = AXES[f"blocks/{_name}"]
+  _inputs = 2 if _name == "o" else 1
+  AXES[f"blocks/{_name}_adapter/a"] = (_layers, *_axes[:_inputs], None)
+  AXES[f"blocks/{_name}_adapter/b"] = (_layers, None, *_axes[_inputs:])
 
 _TENSOR = dict(heads="tensor", kv_heads="tensor", ffn="tensor",
                vocab="tensor")

@@ -4,6 +4,31 @@ import dataclasses
 from typing import Any
 
 ROPE_RULES = {"linear": 1, "llama3": 4}  # numbers that follow the name
+# Matrices of a layer that adapters may be put beside.
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapters:
+  """Low-rank adapters of a model, see lora.py.
+
+  Attributes:
+    rank: columns of A, rows of B; 0: there are none.
+    alpha: A B counts alpha / rank times.
+    targets: names of TARGETS with commas between.
+  """
+
+  rank: int = 0
+  alpha: float = 16.0
+  targets: str = ",".join(TARGETS)
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    return tuple(self.targets.split(","))
+
+  @property
+  def scale(self) -> float:
+    return self.alpha / self.rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +46,7 @@ class Sizes:
     norm_eps: epsilon inside the RMSNorm root.
     dtype: compute dtype ("float32", "bfloat16").
     param_dtype: dtype in which parameters are stored.
+    adapters: what is trained instead of all parameters; None: nothing.
   """
 
   layers: int
@@ -38,6 +64,7 @@ class Sizes:
   norm_eps: float = 1e-6
   dtype: str = "float32"
   param_dtype: str = "float32"
+  adapters: Adapters | None = None
 
   def __post_init__(self):
     for field in (

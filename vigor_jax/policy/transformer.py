@@ -27,6 +27,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from vigor_jax.policy import lora
 from vigor_jax.policy import sharding
 from vigor_jax.policy.sizes import Sizes
 
@@ -154,7 +155,12 @@ class Block(nnx.Module):
     self.up = _normal(rngs, (d, f), d**-0.5, dtype)
     self.down = _normal(rngs, (f, d), f**-0.5 * out_scale, dtype)
     self.sizes = sizes
-    self.fused = False
+    self.fused = self.merged = False
+    self.adapted = sizes.adapters.names if sizes.adapters else ()
+    for name in self.adapted:
+      shape = getattr(self, name)[...].shape
+      setattr(self, f"{name}_adapter", lora.Adapter(
+          shape, 2 if name == "o" else 1, sizes.adapters, rngs))
 
   def fuse(self) -> None:
     """Makes q, k and v one matrix, gate and up another, for decoding.
@@ -170,6 +176,23 @@ class Block(nnx.Module):
     del self.q, self.k, self.v, self.gate, self.up
     self.fused = True
 
+  def merge(self) -> None:
+    """Puts adapted matrices in the place of the base's; see lora.py."""
+    for name in self.adapted:
+      matrix = getattr(self, f"{name}_adapter").matrix
+      setattr(self, name, nnx.Param(matrix(getattr(self, name)[...])))
+    self.merged = True
+
+  def _times(self, name: str, x: Array, axes: int = 1) -> Array:
+    """x times a matrix of this layer, adapted where it has an adapter."""
+    w = getattr(self, name)[...]
+    if name not in self.adapted:
+      return product(x, w.astype(x.dtype), axes)
+    adapter = getattr(self, f"{name}_adapter")
+    w = w if self.merged else adapter.matrix(w)
+    return lora.product(x, w.astype(x.dtype), adapter.a[...], adapter.b[...],
+                        adapter.scale, axes)
+
   def project(self, y: Array) -> tuple[Array, Array, Array]:
     """Queries [B, T, H, hd], keys and values [B, T, K, hd], not rotated."""
     sizes, dtype = self.sizes, y.dtype
@@ -179,9 +202,7 @@ class Block(nnx.Module):
           *y.shape[:2], h + 2 * k, sizes.head_dim)
       q, k, v = jnp.split(qkv, (h, h + k), axis=2)
     else:
-      q = product(y, self.q[...].astype(dtype))
-      k = product(y, self.k[...].astype(dtype))
-      v = product(y, self.v[...].astype(dtype))
+      q, k, v = (self._times(name, y) for name in "qkv")
     if sizes.qkv_bias:
       q = q + self.q_bias[...].astype(dtype)
       k = k + self.k_bias[...].astype(dtype)
@@ -192,13 +213,12 @@ class Block(nnx.Module):
 
   def mlp(self, y: Array, gated: Callable[[Array, Array], Array]) -> Array:
     """Gated MLP of y [B, T, D]."""
-    dtype = y.dtype
     if self.fused:
-      gate, up = jnp.split(product(y, self.gate_up[...].astype(dtype)), 2, -1)
+      gate, up = jnp.split(product(y, self.gate_up[...].astype(y.dtype)), 2,
+                           -1)
     else:
-      gate = product(y, self.gate[...].astype(dtype))
-      up = product(y, self.up[...].astype(dtype))
-    return product(gated(gate, up), self.down[...].astype(dtype))
+      gate, up = self._times("gate", y), self._times("up", y)
+    return self._times("down", gated(gate, up))
 
   def __call__(self, x: Array, rope, attend: Attend,
                whole: Callable[[Array], Array] = lambda y: y,
@@ -214,7 +234,7 @@ class Block(nnx.Module):
     with jax.named_scope("attention"):
       q, k, v = self.project(whole(self.attn_norm(x)))
       out, saved = attend(rotate(q, rope), rotate(k, rope), v)
-      x = _rows(x + split(product(out, self.o[...].astype(x.dtype), 2)))
+      x = _rows(x + split(self._times("o", out, 2)))
     with jax.named_scope("mlp"):
       x = _rows(x + split(self.mlp(whole(self.mlp_norm(x)), gated)))
     return x, saved

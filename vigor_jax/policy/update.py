@@ -11,7 +11,6 @@ argument; only shapes and the objective's form are static.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -21,82 +20,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from vigor_jax.policy import lora
 from vigor_jax.policy import losses
 from vigor_jax.policy import objective as objective_lib
+from vigor_jax.policy import optimizer as optimizer_lib
 from vigor_jax.policy import packing
 from vigor_jax.policy import pieces as pieces_lib
 from vigor_jax.policy import sharding
+from vigor_jax.policy import transformer
 from vigor_jax.policy.objective import Objective
 
 
-@dataclasses.dataclass(frozen=True)
-class OptimizerOptions:
-  """Optimiser of a run; the learning rate is an argument of each update.
+class TrainState(NamedTuple):
+  """What an update changes.
 
   Attributes:
-    name: "adamw", "adam" or "sgd".
-    b1, b2, eps: Adam's moments and epsilon (b1 is SGD's momentum).
-    weight_decay: decoupled decay of matrices; norms and biases are exempt.
-    clip_norm: global gradient norm limit; 0 = none.
+    params: the model's; with adapters, base and adapters.
+    opt_state: moments of what is trained.
   """
-
-  name: str = "adamw"
-  b1: float = 0.9
-  b2: float = 0.99
-  eps: float = 1e-8
-  weight_decay: float = 0.0
-  clip_norm: float = 1.0
-
-
-class TrainState(NamedTuple):
-  """What an update changes."""
 
   params: Any
   opt_state: Any
-
-
-def _decayed(params):
-  """True for matrices, False for norms and biases."""
-  return jax.tree_util.tree_map_with_path(
-      lambda path, _: not any(
-          "scale" in str(p) or "bias" in str(p) for p in path), params)
-
-
-def optimizer(options: OptimizerOptions) -> optax.GradientTransformation:
-  """The chain without its learning rate."""
-  parts = []
-  if options.clip_norm:
-    parts.append(optax.clip_by_global_norm(options.clip_norm))
-  if options.name in ("adam", "adamw"):
-    parts.append(optax.scale_by_adam(options.b1, options.b2, options.eps))
-  elif options.name == "sgd":
-    parts.append(optax.trace(options.b1) if options.b1 else optax.identity())
-  else:
-    raise ValueError(f"optimizer.name={options.name!r}: adamw, adam or sgd")
-  if options.name == "adamw" and options.weight_decay:
-    parts.append(optax.add_decayed_weights(options.weight_decay, _decayed))
-  return optax.chain(*parts)
-
-
-def learning_rate(step: int, *, peak: float, warmup_steps: int,
-                  total_steps: int, schedule: str) -> float:
-  """Learning rate of 0-based update `step`.
-
-  Linear warm-up to the peak, then "constant", or "linear"/"cosine" decay to
-  zero at total_steps.
-  """
-  if step < warmup_steps:
-    return peak * (step + 1) / warmup_steps
-  if schedule == "constant":
-    return peak
-  span = max(1, total_steps - warmup_steps)
-  done = min(1.0, (step - warmup_steps) / span)
-  if schedule == "linear":
-    return peak * (1 - done)
-  if schedule == "cosine":
-    return peak * 0.5 * (1 + float(np.cos(np.pi * done)))
-  raise ValueError(f"optimizer.schedule={schedule!r}: constant, linear or "
-                   "cosine")
 
 
 class Programs(NamedTuple):
@@ -105,6 +49,7 @@ class Programs(NamedTuple):
   init: Any
   update: Any
   score: Any
+  policy: Any
 
 
 class Updater:
@@ -115,32 +60,90 @@ class Updater:
     objective: form of the loss.
     options: optimiser.
     placement: where arrays live on a mesh; None = one device.
+    adapted: sizes with adapters, where those alone are trained (lora.py).
 
   The compiled programs are shared by all updaters with equal arguments.
   """
 
-  def __init__(self, graph, objective: Objective, options: OptimizerOptions,
-               placement: sharding.Placement | None = None):
+  def __init__(self, graph, objective: Objective,
+               options: optimizer_lib.OptimizerOptions,
+               placement: sharding.Placement | None = None,
+               adapted: transformer.Sizes | None = None):
     losses.default_clips(objective.loss)  # Raises on an unknown name.
-    self.objective = objective
-    self.tx = optimizer(options)
+    self.objective, self.adapted = objective, adapted
+    self.tx = optimizer_lib.chain(options)
     self._placement = placement
-    self.programs = _programs(graph, objective, options, placement)
+    if adapted is not None:
+      graph = transformer.abstract(adapted)[0]
+    self.programs = _programs(graph, objective, options, placement, adapted)
 
-  def init(self, params) -> TrainState:
-    """Fresh optimiser state around `params`."""
+  def init(self, params, seed: int = 0) -> TrainState:
+    """Fresh optimiser state around `params` of the plain model.
+
+    seed: of the adapters, if there are any.
+    """
     if self._placement is not None:
       params = jax.device_put(params, self._placement.tree(params))
+    if self.adapted is not None:
+      params = lora.start(functools.partial(_created, self.adapted), params,
+                          seed, self._placement)
     return TrainState(params, self.programs.init(params))
 
+  def policy(self, state: TrainState):
+    """Parameters of the plain model: to sample from, evaluate and keep."""
+    if self.adapted is None:
+      return state.params
+    return self._finished(self.programs.policy(state.params))
+
+  def reference(self, state: TrainState):
+    """With adapters: the frozen base, as `score` takes it."""
+    return lora.reference(state.params)
+
+  def abstract_params(self, params):
+    """Shapes of what is trained and frozen, of the plain model's."""
+    if self.adapted is None:
+      return params
+    abstract = transformer.abstract(self.adapted)[1]
+    return abstract if self._placement is None else self._placement.abstract(
+        abstract)
+
   def abstract_opt(self, params):
-    """Shapes of the optimiser state of `params`, with their shardings."""
-    state = jax.eval_shape(self.tx.init, params)
+    """Shapes of the optimiser state, with their shardings.
+
+    params: of the plain model, or their shapes.
+    """
+    trained = _trained(self.abstract_params(params), self.adapted)
+    state = jax.eval_shape(self.tx.init, trained)
     return state if self._placement is None else self._placement.abstract(
         state)
 
-  def state(self, params, opt_state) -> TrainState:
-    """A restored state."""
+  def saved(self, state: TrainState) -> tuple[Any, Any]:
+    """(params, opt_state) of a checkpoint.
+
+    With adapters, params are the merged policy, which any program can read;
+    adapters and moments are in opt_state, and the base is where it came from.
+    """
+    if self.adapted is None:
+      return state.params, state.opt_state
+    return self.policy(state), dict(
+        adapters=lora.split(state.params)[0], moments=state.opt_state)
+
+  def saved_targets(self, params) -> tuple[Any, Any]:
+    """Shapes of what `restored` needs of a checkpoint; None: not needed."""
+    moments = self.abstract_opt(params)
+    if self.adapted is None:
+      return params, moments
+    return None, dict(
+        adapters=lora.split(self.abstract_params(params))[0], moments=moments)
+
+  def restored(self, params, opt_state) -> TrainState:
+    """The state of what was saved.
+
+    params: those of the checkpoint; with adapters, the base's.
+    """
+    if self.adapted is not None:
+      params = lora.join(opt_state["adapters"], params)
+      opt_state = opt_state["moments"]
     return TrainState(params, opt_state)
 
   def update(self, state: TrainState, batch: packing.Packed, num_micro: int,
@@ -183,6 +186,15 @@ class Updater:
     return result
 
 
+def _created(sizes: transformer.Sizes, seed: int):
+  return transformer.create(sizes, seed)[1]
+
+
+def _trained(params, adapted):
+  """The parameters that have a gradient."""
+  return params if adapted is None else lora.split(params)[0]
+
+
 def _at(arrays: Any, index: jax.Array) -> Any:
   """Entry `index` of arrays stacked on axis 0."""
   return jax.tree.map(
@@ -190,10 +202,23 @@ def _at(arrays: Any, index: jax.Array) -> Any:
 
 
 @functools.lru_cache(maxsize=None)
-def _programs(graph, objective: Objective, options: OptimizerOptions,
-              placement: sharding.Placement | None):
-  tx = optimizer(options)
-  grad = jax.value_and_grad(objective_lib.micro_loss, has_aux=True)
+def _programs(graph, objective: Objective,
+              options: optimizer_lib.OptimizerOptions,
+              placement: sharding.Placement | None,
+              adapted: transformer.Sizes | None):
+  tx = optimizer_lib.chain(options)
+
+  def whole(trained, params):
+    """Parameters with new values of those that are trained."""
+    if adapted is None:
+      return trained
+    return lora.join(trained, lora.split(params)[1])
+
+  def loss_at(trained, params, *rest):
+    return objective_lib.micro_loss(whole(trained, params), graph, objective,
+                                    *rest)
+
+  grad = jax.value_and_grad(loss_at, has_aux=True)
 
   def like_params(tree):
     """Fixes that sums and moments are split like their parameters."""
@@ -211,6 +236,7 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
 
   def update(state, batch, old, reference, num_micro, denominator, rate):
     params = state.params
+    trained = _trained(params, adapted)
     pieces = split(params, batch)
     sizes = nnx.merge(graph, params).sizes
 
@@ -222,9 +248,9 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
       return objective_lib.surroundings(sizes, _at(batch, i))
 
     if pieces is not None:
-      zeros = pieces_lib.zeros(params, placement)
+      zeros = pieces_lib.zeros(trained, placement)
     else:
-      zeros = like_params(jax.tree.map(jnp.zeros_like, params))
+      zeros = like_params(jax.tree.map(jnp.zeros_like, trained))
     carry = (jnp.int32(0), ahead(0), zeros, jnp.zeros(()),
              dict(tokens=jnp.int32(0), clipped=jnp.int32(0),
                   entropy=jnp.zeros(()), kl=jnp.zeros(())),
@@ -239,8 +265,8 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
             objective_lib.loss_of(logprobs, entropy, objective, micro,
                                   *others))
       else:
-        (value, (more, tops)), new = grad(params, graph, objective, micro,
-                                          *others, around)
+        (value, (more, tops)), new = grad(trained, params, micro, *others,
+                                          around)
         grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads,
                              like_params(new))
       # The index is clamped: after the last there is none.
@@ -256,11 +282,12 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
       grads = jax.tree.map(
           lambda g: g.astype(jnp.float32) / denominator, grads)
       norm = optax.tree.norm(grads)
-      updates, opt_state = tx.update(grads, state.opt_state, params)
+      updates, opt_state = tx.update(grads, state.opt_state, trained)
       # Moments keep their dtype: an array that changed it is not donated.
       opt_state = optax.tree.cast_like(opt_state, state.opt_state)
-      params = jax.tree.map(
-          lambda p, u: (p - rate * u).astype(p.dtype), params, updates)
+      trained = jax.tree.map(
+          lambda p, u: (p - rate * u).astype(p.dtype), trained, updates)
+      params = whole(trained, params)
     tokens = jnp.maximum(sums["tokens"], 1)
     metrics = {
         "loss": loss / denominator,
@@ -271,6 +298,8 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
         "entropy": sums["entropy"] / tokens,
         "kl": sums["kl"] / tokens,
     }
+    if adapted is not None:
+      metrics["adapter_change"] = lora.change(params, adapted.adapters.scale)
     state = TrainState(like_params(params), like_params(opt_state))
     return state, metrics
 
@@ -298,9 +327,14 @@ def _programs(graph, objective: Objective, options: OptimizerOptions,
         return function(*args)
     return run
 
-  return Programs(jax.jit(lambda params: like_params(tx.init(params))),
-                  jax.jit(traced(update), donate_argnums=(0,)),
-                  jax.jit(traced(score)))
+  def init(params):
+    return like_params(tx.init(_trained(params, adapted)))
+
+  def policy(params):
+    return like_params(lora.merged(params, adapted.adapters.scale))
+
+  return Programs(jax.jit(init), jax.jit(traced(update), donate_argnums=(0,)),
+                  jax.jit(traced(score)), jax.jit(policy))
 
 
 def to_host(metrics: dict[str, jax.Array]) -> dict[str, float]:
@@ -319,7 +353,8 @@ def run_updates(updater: Updater, state: TrainState, batch, config,
     batch: batch.Batch.
     config: the run's configuration.
     step: 0-based training step.
-    reference: parameters of the KL reference, or None.
+    reference: parameters of the KL reference, or None; with adapters it is
+      their base.
 
   Returns:
     (state, metrics averaged over updates; ratio and gap are maxima).
@@ -329,13 +364,15 @@ def run_updates(updater: Updater, state: TrainState, batch, config,
   olds = references = [None] * len(batch.minibatches)
   if updater.objective.old == "trainer":
     olds = [score(state.params, mb) for mb in batch.minibatches]
+  if updater.objective.kl_coef and updater.adapted is not None:
+    reference = updater.reference(state)
   if reference is not None:
     references = [score(reference, mb) for mb in batch.minibatches]
   per_step = policy.updates_per_step * policy.minibatches
   results = []
   for _ in range(policy.updates_per_step):
     for mb, old, ref in zip(batch.minibatches, olds, references):
-      rate = learning_rate(
+      rate = optimizer_lib.learning_rate(
           step * per_step + len(results), peak=rates.learning_rate,
           warmup_steps=rates.warmup_steps * per_step,
           total_steps=config.total_steps * per_step,

@@ -113,6 +113,7 @@ def backward(local: Local, hidden, table, sums, targets, lse, g, temperature):
 
   Args:
     sums: like the table's local piece; its gradient is added block by block.
+      None: the table is frozen.
     lse: float32 [r, T] of `forward`.
     g: float32 [r, T], gradient of the loss by each log-prob.
 
@@ -135,6 +136,8 @@ def backward(local: Local, hidden, table, sums, targets, lse, g, temperature):
     here = (aims - offset - index * width)[:, None] == jnp.arange(width)
     dz = ((here - jnp.exp(z - lse[:, None])) * g[:, None]).astype(rows.dtype)
     total += jnp.matmul(dz, weights.T, preferred_element_type=jnp.float32)
+    if sums is None:
+      return (total, sums), None
     own = local.home(jnp.matmul(rows.T, dz))
     piece = jax.lax.dynamic_slice_in_dim(sums, index * width, width, axis)
     sums = jax.lax.dynamic_update_slice_in_dim(
