@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from vigor_jax import __main__ as programs
 from vigor_jax import endings
 from vigor_jax import record
 from vigor_jax import report
@@ -39,12 +40,18 @@ def test_one_message(error, code, words, capsys):
   assert capsys.readouterr().err == words
 
 
-def test_every_program_ends_with_one_message(root):
+def test_every_program_is_listed_and_ends_with_one_message(root):
+  found = {"__main__"}
   for path in (root / "vigor_jax").rglob("*.py"):
     text = path.read_text()
     # What a reward's process runs has no user.
     if 'if __name__ == "__main__"' in text and path.name != "sandbox_driver.py":
       assert "endings.one_message(" in text, path
+      name = str(path.relative_to(root / "vigor_jax").with_suffix(""))
+      found.add(name.removesuffix("/__main__").replace("/", "."))
+  assert found == {"__main__", *programs.PROGRAMS}
+  assert programs.about("train").startswith("Trains a policy")
+  assert all(len(programs.about(name)) < 80 for name in programs.PROGRAMS)
 
 
 def test_faults_of_the_code_keep_their_traceback():

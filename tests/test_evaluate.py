@@ -439,3 +439,9 @@ def test_pretrained_weights_need_a_configuration(root):
   folder = root / "tests" / "data" / "models" / "qwen2_tiny"
   argv = ["evaluate", f"--checkpoint={folder}"]
   assert evaluate._with_config(argv) == argv
+
+
+def test_a_command_that_names_nothing_is_told_what_to_name():
+  with pytest.raises(ValueError, match="--checkpoint is missing"):
+    evaluate._with_config(["evaluate", "--output=x"])
+  assert evaluate._with_config(["evaluate", "--help"]) == ["evaluate", "--help"]

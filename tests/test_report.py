@@ -214,6 +214,10 @@ def test_pass_rates_are_deconvolved():
 def test_wrong_folders_are_named(tmp_path, capsys):
   with pytest.raises(ValueError, match="neither config.json nor"):
     report.build([tmp_path])
+  (tmp_path / "runs" / "demo").mkdir(parents=True)
+  (tmp_path / "runs" / "demo" / "config.json").write_text("{}")
+  with pytest.raises(ValueError, match="did you mean .*runs/demo.$"):
+    report.build([tmp_path / "runs"])
   with pytest.raises(SystemExit) as caught:
     report.main([str(tmp_path / "nowhere")])
   assert caught.value.code == 2

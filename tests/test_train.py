@@ -306,6 +306,12 @@ def test_the_reference_stays_where_the_run_began(tmp_path):
   assert tiny_runs.lines(ours)[-1]["policy/kl"] > 0
 
 
+def test_prompts_longer_than_every_bucket_are_refused(tmp_path):
+  with pytest.raises(ValueError, match="sampling.prompt_buckets: the largest is "
+                     "4 tokens, but prompts .* up to 6; legal: a bucket"):
+    run(tiny_runs.config("uniform", task__operations=4), tmp_path)
+
+
 # Another configuration in the same folder.
 
 

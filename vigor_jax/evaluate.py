@@ -263,9 +263,14 @@ def _with_config(argv: Sequence[str]) -> list[str]:
   """The command line, with the run's own configuration where it names none.
 
   Raises:
-    ValueError: the checkpoint is not there.
+    ValueError: the checkpoint is not there, or nothing is named.
   """
+  from vigor_jax.config import cli
   given = [a.lstrip("-").partition("=") for a in argv[1:]]
+  if (not any(name in ("checkpoint", "config") for name, *_ in given)
+      and not cli.asks_for_help(argv)):
+    raise ValueError("--checkpoint is missing: a run's folder, one step in it, "
+                     "or, with --config, pretrained weights")
   paths = [value for name, _, value in given if name == "checkpoint"]
   if paths and not any(name == "config" for name, *_ in given):
     if "://" not in paths[-1] and not os.path.exists(paths[-1]):

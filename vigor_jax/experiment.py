@@ -223,11 +223,17 @@ def build(config, *, training: bool = True) -> Experiment:
                         config.evaluation.suite_folder)
   else:
     task = make_task(config)
-  if task.max_prompt_length > max(config.sampling.prompt_buckets):
+  largest = max(config.sampling.prompt_buckets)
+  if task.max_prompt_length > largest:
+    if "max_prompt_length" in config.task:
+      lower = (f"a bucket of that many, or task.max_prompt_length={largest}, "
+               "which drops longer prompts and says how many")
+    else:
+      lower = "a bucket of that many"
     raise ValueError(
-        f"sampling.prompt_buckets: the largest is "
-        f"{max(config.sampling.prompt_buckets)} tokens, but prompts of task "
-        f"{task.name} have up to {task.max_prompt_length}")
+        f"sampling.prompt_buckets: the largest is {largest} tokens, but "
+        f"prompts of task {task.name} have up to {task.max_prompt_length}; "
+        f"legal: {lower}")
   if training and (config.stage == "sft" or config.init_from == "auto"):
     warm_start.check(config, task)
   if training or not config.evaluation.suite:

@@ -88,13 +88,18 @@ def parse_flags(
   --help prints the usage, the flags and every configuration field, and exits
   with 0; anything wrong prints one message to stderr and exits with 2.
   """
-  if any(a in ("--help", "-help", "-h", "-?", "--helpfull") for a in argv[1:]):
+  if asks_for_help(argv):
     print(help_text(usage, define))
     sys.exit(0)
   try:
     return parse(argv, define, needs_workdir)
   except ConfigError as error:
     exit_with_message(error)
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+  """Whether a command line asks what there is to be given."""
+  return not {"--help", "-help", "-h", "-?", "--helpfull"}.isdisjoint(argv[1:])
 
 
 def check_place(flag: str, path: str) -> None:

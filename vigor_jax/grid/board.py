@@ -55,7 +55,8 @@ class Board:
     what = f"warm start of {cell.variant}" if cell.variant else "warm start"
     if kind == "started":
       self._warm[cell.name] = time.monotonic()
-      self.say(f"{what}: trained once, shared by all its cells")
+      if self._logs:  # Else it says so itself.
+        self.say(f"{what}: trained once, shared by all its cells")
     elif kind == "failed":
       self._warm.pop(cell.name)
       self.say(f"{what} failed: {value}")

@@ -263,9 +263,15 @@ def read(folder) -> Run:
   config: dict = {}
   path = folder / "config.json"
   if not path.exists() and not (folder / "metrics.jsonl").exists():
+    near = [
+      str(found.parent)
+      for name in ("config.json", "compare.json")
+      for found in sorted(folder.glob(f"*/{name}"))[:4]
+    ]
     raise ValueError(
       f"{folder} is not a run folder: it has neither config.json nor "
       "metrics.jsonl"
+      + (f"; did you mean {' or '.join(near)}?" if near else "")
     )
   if path.exists():
     try:

@@ -23,13 +23,15 @@ from vigor_jax.tasks import characters, stream
 
 @contextlib.contextmanager
 def _without_start_up_notices():
-  """Holds back what TensorFlow writes to stderr while it is imported.
+  """Holds back what TensorFlow writes to stderr while it starts.
 
   Its C++ side logs before any level can be set, straight to the descriptor.
   Everything that is not such a notice is written out at the end.
   """
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-  notice = re.compile(rb"WARNING: All log messages before absl|[IW]\d{4} ")
+  notice = re.compile(
+    rb"WARNING: All log messages before absl|[IW]\d{4} |E\d{4} .*cuInit"
+  )
   sys.stderr.flush()
   stderr = os.dup(2)
   with tempfile.TemporaryFile() as held:
@@ -50,9 +52,9 @@ with _without_start_up_notices():
   import seqio
   import tensorflow as tf
 
-# TensorFlow would take the accelerator's memory for itself.
-for _kind in ("GPU", "TPU"):
-  tf.config.set_visible_devices([], _kind)
+  # TensorFlow would take the accelerator's memory for itself.
+  for _kind in ("GPU", "TPU"):
+    tf.config.set_visible_devices([], _kind)
 
 _SIGNATURE = {
   "inputs": tf.TensorSpec((None,), tf.string),
