@@ -142,9 +142,12 @@ def test_a_finished_grid_has_nothing_to_do(base, tmp_path, without_figures):
   assert "2 cells, 2 of them finished already" in said
 
 
-def test_a_failing_cell_is_reported_and_the_others_go_on(base, tmp_path):
+def test_a_failing_cell_is_reported_and_the_others_go_on(
+  base, tmp_path, capsys
+):
   (tmp_path / "vigor-seed0.fail").touch()
   code, said, done = _compare(base, tmp_path)
+  assert "Traceback" not in capsys.readouterr().err  # It is told in words.
   assert code == 1 and len(done) == 4
   assert "FAILED vigor seed 0: the reward returned 3, outside [0, 1]" in said
   states = {c["name"]: c["state"] for c in _record(tmp_path)["cells"]}

@@ -30,6 +30,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any
 
+from vigor_jax import endings
+
 # Seconds that workers get to save and leave after an interruption.
 PATIENCE = 120.0
 # One thread per worker; XLA's thread pool follows NPROC and the affinity.
@@ -59,16 +61,18 @@ def run_here(phases: Sequence[Sequence], run: Run, notify: Notify) -> None:
     def report(value, task=task):
       notify("progress", task, value)
 
-    notify(*_outcome(task, run, report))
+    notify(*_outcome(task, run, report, endings.ANSWERED))
 
 
-def _outcome(task, run: Run, report) -> tuple[str, Any, Any]:
+def _outcome(task, run: Run, report, in_words=()) -> tuple[str, Any, Any]:
+  """What a task came to; tracebacks of errors but `in_words` are printed."""
   try:
     return "done", task, run(task, report)
   except BrokenPipeError:  # the process that asked for it is gone
     raise
   except Exception as error:
-    traceback.print_exc(file=sys.stderr)
+    if not isinstance(error, in_words):
+      traceback.print_exc(file=sys.stderr)
     return "failed", task, _message(error)
 
 
