@@ -37,9 +37,9 @@ v4-64 v4:2x4x4
 v4-128 v4:4x4x4
 "
 
-# resolve_slice NAME: sets ACCELERATOR, TOPOLOGY, CHIPS and RUNTIME from an
+# resolve_slice NAME: sets ACCELERATOR, TOPOLOGY, CHIPS, VMS and RUNTIME from an
 # accelerator type, its short form (v5e-16) or a topology (v5e:4x4).
-# The three names are read by the script that sources this file.
+# The names are read by the script that sources this file.
 # shellcheck disable=SC2034
 resolve_slice() {
   local name=$1 type topology known=()
@@ -62,6 +62,12 @@ resolve_slice() {
   if [ -z "$ACCELERATOR" ]; then one_of --tpu "$name" "${known[@]}"; fi
   CHIPS=${TOPOLOGY#*:}
   CHIPS=$((${CHIPS//x/*}))
+  # Four chips a VM, but for v5e and v6e slices of up to eight: one VM. Only for
+  # dry runs; of a slice that exists, Google Cloud says how many VMs it has.
+  VMS=$((CHIPS < 4 ? 1 : CHIPS / 4))
+  case $ACCELERATOR in
+    v5litepod-8 | v6e-8) VMS=1 ;;
+  esac
   case $ACCELERATOR in
     v5litepod-*) RUNTIME=v2-alpha-tpuv5-lite ;;
     v6e-*) RUNTIME=v2-alpha-tpuv6e ;;

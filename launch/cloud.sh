@@ -47,6 +47,7 @@ observe() {
     run "${describe[@]}"
     TPU_STATE=$SIMULATED_STATE
     if [ "$TPU_STATE" != ACTIVE ]; then return; fi
+    WORKERS=$VMS
     for node in "${NODES[@]}"; do
       run gcloud compute tpus tpu-vm describe "$node" "--project=$PROJECT" \
         "--zone=$ZONE" "--format=value(state,networkEndpoints.len())"
@@ -246,7 +247,9 @@ on_workers() {
       # The scratch folder is gone after the dry run: a printed command should
       # work when pasted.
       run "${SSH[@]:0:${#SSH[@]}-1}"
-      ANSWERS+=("$node/0 $SIMULATED_WORKERS")
+      for ((worker = 0; worker < WORKERS; worker++)); do
+        ANSWERS+=("$node/$worker $SIMULATED_WORKERS")
+      done
       continue
     fi
     "${SSH[@]}" > "$SCRATCH/output/$node/gcloud" 2>&1 < /dev/null &

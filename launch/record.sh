@@ -14,7 +14,7 @@ save_record() {
   {
     printf '%s\n' "project=$PROJECT" "zone=$ZONE" "tpu=$ACCELERATOR" \
       "slices=$SLICE_COUNT" "spot=$SPOT" "runtime=$RUNTIME" \
-      "workdir=$WORKDIR" "config=$CONFIG" "code=$CODE"
+      "workdir=$WORKDIR" "config=$CONFIG" "code=$CODE" "inputs=$INPUTS"
     for value in ${CREATE_FLAGS[@]+"${CREATE_FLAGS[@]}"}; do
       printf 'create_flag=%s\n' "$value"
     done
@@ -50,6 +50,7 @@ read_record() {
       workdir) WORKDIR=${WORKDIR:-$value} ;;
       config) if [ -z "$CONFIG" ]; then CONFIG=$value; else overrides=(-); fi ;;
       code) CODE=$value ;;
+      inputs) INPUTS=${INPUTS:-$value} ;;
       create_flag) create_flags+=("$value") ;;
       override) overrides+=("$value") ;;
       *) die "$BAD_ARGUMENT" "$1: unknown line '$line'" ;;

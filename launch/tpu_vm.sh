@@ -43,7 +43,8 @@ where (create, up)                   what (run, up)
               v5p:2x2x2, v6e:4x4, ...
   --slices=1  more than 1: multi-slice
   --spot | --on-demand                 (one of them, no default: price)
-  --runtime=  image, default by --tpu
+  --runtime=  image, default by --tpu  --inputs=gs://BUCKET/FOLDER
+                                         copied to inputs/ on every worker
   --create_flag=--network=NAME         any further flag of `queued-resources
                                        create`; repeatable
 
@@ -66,7 +67,7 @@ USAGE
 parse() {
   local flag value
   NAME="" PROJECT="" ZONE="" TPU="" SLICE_COUNT="" SPOT="" RUNTIME_FLAG=""
-  CONFIG="" WORKDIR="" CODE="" OVERRIDES=() CREATE_FLAGS=() SSH_FLAGS=()
+  CONFIG="" WORKDIR="" INPUTS="" CODE="" OVERRIDES=() CREATE_FLAGS=() SSH_FLAGS=()
   DETACH=no DELETE_WHEN_DONE=no MAX_RESTARTS=3 POLL=30 PATIENCE=10
   NODE=0 WORKER=0 LINES_WANTED=50 FOLLOW=no
   while [ "$#" -gt 0 ]; do
@@ -87,6 +88,7 @@ parse() {
       --ssh_flag) SSH_FLAGS+=("$value") ;;
       --config) CONFIG=$value ;;
       --workdir) WORKDIR=${value%/} ;;
+      --inputs) INPUTS=${value%/} ;;
       --detach) DETACH=yes ;;
       --delete_when_done) DELETE_WHEN_DONE=yes ;;
       --max_restarts) MAX_RESTARTS=$value; whole "$flag" "$value" 0 ;;
@@ -99,7 +101,7 @@ parse() {
       *)
         one_of flag "$flag" --name --project --zone --tpu --slices --spot \
           --on-demand --runtime --create_flag --ssh_flag --config --workdir \
-          --detach --delete_when_done --max_restarts --poll --node --worker \
+          --inputs --detach --delete_when_done --max_restarts --poll --node --worker \
           --lines --follow --dry-run ;;
     esac
     case $flag in
@@ -167,6 +169,11 @@ check_workdir() {
     die "$BAD_ARGUMENT" "--workdir='$WORKDIR' is not gs://BUCKET/RUN" \
       "nearest: --workdir=gs://${PROJECT:-my-bucket}-vigor/$NAME" \
       "checkpoints must outlive the VMs, so they go to Cloud Storage"
+  fi
+  if [ -n "$INPUTS" ] &&
+    ! [[ $INPUTS =~ ^gs://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._/-]+)?$ ]]; then
+    die "$BAD_ARGUMENT" "--inputs='$INPUTS' is not gs://BUCKET/FOLDER" \
+      "a new VM must be able to fetch it, so it is in Cloud Storage"
   fi
 }
 

@@ -92,15 +92,20 @@ tell_workers() {
 }
 
 setup_workers() {
-  local url folder="\$HOME/vigor_jax/code/$CODE"
+  local url folder="\$HOME/vigor_jax/code/$CODE" inputs=""
   upload_code || return 1
+  if [ -n "$INPUTS" ]; then
+    # Beside the code, once a VM; linked, so that a command can say inputs/.
+    inputs="i=\$HOME/vigor_jax/inputs; mkdir -p \$i;\
+ gcloud storage rsync --recursive $INPUTS \$i; ln -sfn \$i \$d/inputs;"
+  fi
   url=$WORKDIR/launch/code/$CODE.tar.gz
   SIMULATED_WORKERS=ready
   # Unpacked beside its place, then moved: a lost connection leaves no half.
   on_workers "set -e; d=$folder; if [ ! -f \$d/launch/worker.sh ]; then\
  rm -rf \$d.new; mkdir -p \$d.new;\
  gcloud storage cat $url | tar -xz -C \$d.new;\
- rm -rf \$d; mv \$d.new \$d; fi; bash \$d/launch/worker.sh setup"
+ rm -rf \$d; mv \$d.new \$d; fi; $inputs bash \$d/launch/worker.sh setup"
 }
 
 start_workers() {

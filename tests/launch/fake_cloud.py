@@ -107,6 +107,9 @@ class FakeCloud:
           return self.copy(source, target)
         case ["storage", "cat", url]:
           return self.existing(url).read_bytes()
+        case ["storage", "rsync", url, folder]:
+          shutil.copytree(self.existing(url), folder, dirs_exist_ok=True)
+          return b""
         case ["storage", "ls", url]:
           return f"{self.existing(url)}\n".encode()
         case ["compute", "tpus", "queued-resources", "create", name]:

@@ -27,6 +27,7 @@ LAUNCH = pathlib.Path(__file__).parents[2] / "launch"
     (["up", "--poll=1s"], "--poll='1s' is not a number of seconds"),
     (["up", "--workdir=/home/me/run"], "nearest: --workdir=gs://my-project-"),
     (["up", "--workdir=gs://bucket/a b"], "is not gs://BUCKET/RUN"),
+    (["up", "--inputs=models"], "--inputs='models' is not gs://BUCKET/FOLDER"),
     (["up", "--config=configs/tinny.py"], "nearest: 'configs/tiny.py'"),
     (["up", "--", "--config.a=b\nc"], "an override holds a line break"),
     (["status", "--name=w"], "nothing is recorded under --name=w"),

@@ -14,6 +14,8 @@ def test_dry_run_from_create_to_training(world):
   assert result.returncode == 0, result.stderr
   assert world.cloud.calls == []
   assert not (world.home / ".vigor_jax").exists()
+  # Two slices of 16 chips, four to a VM.
+  assert "setting up 8 of 8 workers" in result.stdout
   commands = [
     line for line in result.stdout.splitlines() if not line.startswith("#")
   ]
@@ -92,6 +94,23 @@ def test_verbs_one_by_one_and_each_one_twice(world):
   assert world.cloud.requests == {}
   status = world.launch("status", "--name=v")
   assert "no TPU, no cost but storage" in status.stderr
+
+
+def test_inputs_are_on_every_worker_also_after_a_preemption(world):
+  folder = world.root / "gs/bucket/models/tiny"
+  folder.mkdir(parents=True)
+  (folder / "config.json").write_text("{}")
+  world.cloud.preempt = [2]
+  result = world.up("--inputs=gs://bucket/models/",
+                    "--", "--config.model.checkpoint=inputs/tiny")
+  assert result.returncode == 0, result.stderr
+  assert world.steps == [1, 2, 3, 4]
+  found = list((world.root / "vms").glob("*/**/inputs/tiny/config.json"))
+  assert len({p.relative_to(world.root / "vms").parts[:2] for p in found}) == 2
+  # By two workers, each time their VMs are new; a repeated setup copies nothing.
+  assert world.count("storage rsync") >= 4
+  assert "inputs=gs://bucket/models\n" in (
+    world.home / ".vigor_jax/launch/v.record").read_text()
 
 
 def test_delete_finds_the_node_that_outlived_its_request(world):
