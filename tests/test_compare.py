@@ -377,7 +377,7 @@ def test_verdict_against_the_best_uniform_split():
   assert other["value"] == pytest.approx(1.0)
   text = " ".join(result["sentences"])
   assert "The best uniform split on record is uniform:n=4" in text
-  assert "cannot tell against the best uniform split (1.00" in text
+  assert "cannot tell it from the best uniform split (1.00" in text
   assert result["rules"]["uniform:n=4"]["ratio_best_uniform"][0][
       "rollouts"] is None
   [overall] = wording.overall({"plain": result})
@@ -412,7 +412,7 @@ def test_single_seed_has_no_spread():
   result = verdict.analyse(rules, "uniform")
   ratio = result["rules"]["vigor"]["ratio"][0]["rollouts"]
   assert ratio["low"] is None and math.isclose(ratio["value"], 2.0)
-  assert ("cannot tell against uniform from one pair of runs (2.00 times fewer "
+  assert ("cannot tell it from uniform by one pair of runs (2.00 times fewer "
           "rollouts)") in " ".join(result["sentences"])
 
 
@@ -426,20 +426,20 @@ def _against(value, low, high, pairs=3, bound=""):
     ((1.5, 1.2, 1.8), "1.50 times fewer rollouts than uniform [1.20, 1.80]"),
     ((0.5, 0.4, 0.8), "worse, 2.00 times the rollouts of uniform [1.25, 2.50]"),
     # The interval spans 1, or too few pairs: neither way.
-    ((1.5, 0.9, 1.8), "cannot tell against uniform (1.50 times fewer rollouts, "
+    ((1.5, 0.9, 1.8), "one cannot tell it from uniform (1.50 times fewer rollouts, "
      "but the interval [0.90, 1.80] spans 1)"),
-    ((0.8, 0.5, 1.25), "cannot tell against uniform (1.25 times the rollouts, "
+    ((0.8, 0.5, 1.25), "one cannot tell it from uniform (1.25 times the rollouts, "
      "but the interval [0.80, 2.00] spans 1)"),
-    ((1.5, 1.2, 1.8, 2), "cannot tell against uniform from 2 pairs of runs "
+    ((1.5, 1.2, 1.8, 2), "one cannot tell it from uniform by 2 pairs of runs "
      "(1.50 times fewer rollouts [1.20, 1.80])"),
     # Bounds say something only on their own side.
     ((1.5, 1.2, 1.8, 3, "at least"),
      "at least 1.50 times fewer rollouts than uniform [1.20, 1.80]"),
     ((0.5, 0.4, 0.8, 3, "at most"), "worse, at least 2.00 times the rollouts "
      "of uniform [1.25, 2.50] (runs of it never got there)"),
-    ((0.5, 0.4, 0.8, 3, "at least"), "cannot tell against uniform (at most "
+    ((0.5, 0.4, 0.8, 3, "at least"), "one cannot tell it from uniform (at most "
      "2.00 times the rollouts, interval [1.25, 2.50] of the bound)"),
-    ((1.5, 1.2, 1.8, 3, "at most"), "cannot tell against uniform (at most 1.50 "
+    ((1.5, 1.2, 1.8, 3, "at most"), "one cannot tell it from uniform (at most 1.50 "
      "times fewer rollouts, interval [1.20, 1.80] of the bound) (runs of it "
      "never got there)"),
 ])

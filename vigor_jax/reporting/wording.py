@@ -83,7 +83,7 @@ def _difference(ratio: dict | None, against: str) -> str:
   if pairs < FEWEST_PAIRS:
     number = "one pair" if pairs == 1 else f"{pairs} pairs"
     return (
-      f"cannot tell against {against} from {number} of runs ({amount}"
+      f"one cannot tell it from {against} by {number} of runs ({amount}"
       f"{interval}){never}"
     )
   if low > 1 and bound != "at most":
@@ -93,7 +93,7 @@ def _difference(ratio: dict | None, against: str) -> str:
   why = f", interval{interval} of the bound" if bound else (
     f", but the interval{interval} spans 1"
   )
-  return f"cannot tell against {against} ({amount}{why}){never}"
+  return f"one cannot tell it from {against} ({amount}{why}){never}"
 
 
 def sentences(result: dict) -> list[str]:
