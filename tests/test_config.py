@@ -477,6 +477,22 @@ def test_what_may_change_in_a_used_workdir(example):
   assert config_lib.check_resume(old, _parse(example)) == []
 
 
+def test_slots_that_a_run_chose_are_continued(example):
+  old = _parse(example, "--config.sampling.slots=0", "--config.sampling.memory=2")
+  first = old.copy_and_resolve_references()
+  old.sampling.slots = 48  # As the run stores it.
+  assert config_lib.check_resume(old, first) == []
+  # Its own config.json: the slots themselves.
+  own = old.copy_and_resolve_references()
+  own.sampling.memory = 0.0
+  assert config_lib.check_resume(old, own) == []
+  for field, value in (("memory", 3.0), ("slots", 32)):
+    other = first.copy_and_resolve_references()
+    other.sampling[field] = value
+    with pytest.raises(ConfigError, match=f"sampling.{field}: "):
+      config_lib.check_resume(old, other)
+
+
 def test_another_task_differs_by_its_fields(example):
   old = _parse(example)
   other = next(n for n in sorted(tasks.REGISTRY) if n != "arithmetic")
