@@ -73,6 +73,13 @@ STREAMS = {
     "arithmetic",
     "task.difficulty=hard_junk:task.num_prompts=512",
   ),
+  # Outputs of up to 17 tokens, and most prompts out of reach at first.
+  "sparse_signal, long": (
+    "arithmetic",
+    "task.difficulty=sparse_signal:task.operations=16:sft.steps=2000"
+    ":sampling.prompt_buckets=(18,):sampling.max_new_tokens=17"
+    ":policy.row_length=64",
+  ),
 }
 SCREENING = ("sparse_signal", "plain")
 # The laboratory's worlds for the same streams.
@@ -87,6 +94,7 @@ WORLDS = {
   "sparse_signal, 512": ("sparse_signal", {"num_prompts": 512}),
   "plain, 512": ("plain", {"num_prompts": 512}),
   "hard_junk, 512": ("hard_junk", {"num_prompts": 512}),
+  "sparse_signal, long": ("sparse_signal", {}),
 }
 
 HOUSE = tables.HOUSE
