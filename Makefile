@@ -59,7 +59,7 @@ $(VENV)/installed-docs: pyproject.toml | $(BIN)/python
 
 demo: $(VENV)/installed-run
 	@echo "Training a small policy on two streams of prompts, under four" \
-	  "allocation rules and three seeds each (about 3 minutes on 2 cores)."
+	  "allocation rules and three seeds each (two minutes on 2 idle cores)."
 	@echo "The report will be $(WORKDIR)/report.html."
 	@$(BIN)/python -m vigor_jax.compare --config=configs/arithmetic.py \
 	  --allocators=uniform,uniform:prompts_per_step=64,vigor,eb_widening \
