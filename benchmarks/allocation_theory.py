@@ -72,12 +72,12 @@ def run_counts(allocator, population, steps):
   n, k, v = [], [], []
   for step in range(steps):
     groups = allocator.begin(stream, step)
-    kinds = stream.kinds[: len(groups)]
+    kinds = stream.kinds[groups.rows]
     for request in allocator.rounds(groups):
       ids = np.repeat(np.arange(len(groups)), request.counts)
       groups.add(ids, population.draw_rewards(rng, kinds[ids]))
     allocator.end(groups)
-    stream.advance(groups.consumed)
+    stream.advance(groups.taken)
     n.append(groups.n)
     k.append(groups.reward_sum)
     v.append(population.variance[kinds])

@@ -20,23 +20,33 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy loads
 import numpy as np
 
 from vigor_jax import allocation
+from vigor_jax.allocation import features
 
 LIMIT_MS = 10.0
+LOOKS = features.UNIGRAMS + features.BIGRAMS + 1
 SLOW_LIMIT_MS = {"knapsack": 50.0, "vip": 50.0}
 
 
 class FixedSet:
-  """`size` prompts in order, again and again; p ~ Beta(.3, .3)."""
+  """`size` prompts in order, again and again; p ~ Beta(.3, .3).
+
+  They look like as many numbers as features.hashed makes, one of which tells
+  something.
+  """
 
   def __init__(self, size):
     self.num_examples = size
-    self.p = np.random.default_rng(0).beta(0.3, 0.3, size)
+    rng = np.random.default_rng(0)
+    self.p = rng.beta(0.3, 0.3, size)
+    self.looks = rng.standard_normal((size, LOOKS))
+    self.looks[:, 0] += 4 * self.p
     self.next = 0
 
   def peek(self, count):
     positions = np.arange(self.next, self.next + count)
+    uids = positions % self.num_examples
     return types.SimpleNamespace(
-      positions=positions, uids=positions % self.num_examples
+      positions=positions, uids=uids, features=self.looks[uids]
     )
 
   def advance(self, consumed):
@@ -68,7 +78,7 @@ def play(allocator, stream, step, ask):
   allocator.keep_rollouts(groups, ids, samples, rewards)
   allocator.end(groups)
   ending = time.thread_time() - start
-  stream.advance(groups.consumed)
+  stream.advance(groups.taken)
   return slowest, ending
 
 

@@ -362,7 +362,7 @@ class Generation:
       self.params, number, measure.PhaseTimer()
     )
     spent = time.process_time() - begun
-    self.parts.stream.advance(rollouts.groups.consumed)
+    self.parts.stream.advance(rollouts.groups.taken)
     return spent / rollouts.tokens
 
 

@@ -77,6 +77,7 @@ class StepRollouts:
         "reward/mean": float(self.buffer.reward[:size].mean(dtype=float)),
         **shaped,
         "groups/opened": int(groups.opened.sum()),
+        "groups/passed_over": groups.passed_over,
         "groups/mixed": groups.mixed_count(),
         "groups/zero_variance_share": groups.zero_variance_share(),
         "rollouts/zero_variance_share": groups.zero_variance_rollout_share(),
@@ -170,7 +171,7 @@ class Collector:
       buffer = allocation.RolloutBuffer(
           parts.config.rollout_budget, sampler.settings.max_new_tokens,
           groups)
-    self._prompts = self._window.prompts
+    self._prompts = self._window.prompts.take(groups.rows)
     self._wait = 0.0
     draw = self._stream if allocator.streaming else self._rounds
     draw(params, groups, buffer, timer)

@@ -90,7 +90,7 @@ class TrainingStep:
       state, updated = update_lib.run_updates(
           parts.updater, state, batch, config, number, reference)
     with timer("allocate"):
-      parts.stream.advance(groups.consumed)
+      parts.stream.advance(groups.taken)
       allocator.end(groups)
       self.meter.add(groups)
     return state, StepResult(rollouts, batch, updated)

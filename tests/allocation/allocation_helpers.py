@@ -8,10 +8,16 @@ from vigor_jax import allocation
 
 
 class Stream:
-  """Endless fresh prompts; prompts that were not consumed come again."""
+  """Endless fresh prompts; prompts that were not consumed come again.
 
-  def __init__(self, data_set=None):
+  Args:
+    data_set: prompts in a finite set; None: fresh ones.
+    look: uids -> float [k, D], what prompts look like; None: nothing.
+  """
+
+  def __init__(self, data_set=None, look=None):
     self.data_set = data_set
+    self.look = look
     self.queue = []
     self.next = 0
 
@@ -21,7 +27,10 @@ class Stream:
       self.next += 1
     positions = np.array(self.queue[:k], np.int64)
     uids = positions if self.data_set is None else positions % self.data_set
-    return types.SimpleNamespace(positions=positions, uids=uids)
+    prompts = types.SimpleNamespace(positions=positions, uids=uids)
+    if self.look is not None:
+      prompts.features = self.look(uids)
+    return prompts
 
   def advance(self, consumed):
     head = self.queue[: len(consumed)]
@@ -86,7 +95,7 @@ def run_step(allocator, stream, reward, step=0, **kwargs):
   groups = allocator.begin(stream, step)
   play(allocator, groups, reward, **kwargs)
   allocator.end(groups)
-  stream.advance(groups.consumed)
+  stream.advance(groups.taken)
   return groups
 
 

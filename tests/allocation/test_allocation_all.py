@@ -17,13 +17,20 @@ def population(uids):
   return np.where(kind < 0.4, 0.99, np.where(kind < 0.7, 0.02, 0.4))
 
 
+def look(uids):
+  """Noise, and something that tells the solved prompts from the others."""
+  p = population(uids)
+  noise = [helpers.uniform_of(uids, salt) for salt in range(3)]
+  return np.column_stack([p + noise[0], *noise])
+
+
 def steps(allocator, stream, reward, first, last, **kwargs):
   out = []
   for step in range(first, last):
     groups = allocator.begin(stream, step)
     log = helpers.play(allocator, groups, reward, **kwargs)
     allocator.end(groups)
-    stream.advance(groups.consumed)
+    stream.advance(groups.taken)
     out.append((groups, log))
   return out
 
@@ -163,6 +170,21 @@ OTHER = {
     "history": 1,
     "rounds": 1,
   },
+  "eb_predicted": {
+    "open_share": 0.125,
+    "initial_rollouts": 3,
+    "pool": 0.5,
+    "cap": 4,
+    "breadth": 4.0,
+    "low_success_exponent": 0.0,
+    "noise": 0.2,
+    "em_iterations": 1,
+    "history": 1,
+    "rounds": 1,
+    "window": 1.0,
+    "explore": 0.5,
+    "looks": "shuffled",
+  },
   "cero": {
     "units": 4,
     "horizon": 20,
@@ -216,8 +238,10 @@ def graded(groups, group, sample):
 def signature(name, options):
   allocator = helpers.make(name, options)
   out = []
+  # Rules of history need prompts that come again, eb_predicted more of them.
+  stream = helpers.Stream(800 if name == "eb_predicted" else 80, look=look)
   for groups, (group, sample, rewards) in steps(
-    allocator, helpers.Stream(80), graded, 0, 8
+    allocator, stream, graded, 0, 8
   ):
     keep = allocator.keep_rollouts(groups, group, sample, rewards)
     counts = [c.tolist() for c in groups.round_counts]

@@ -8,27 +8,26 @@ import pytest
 from vigor_jax.allocation import eb_widening, widening
 
 
-def slow_greedy(
-  n, opened, value, slope, new_value, new_slope, keys, budget, cap, m0
-):
+def slow_greedy(n, opened, value, slope, keys, budget, cap, m0):
   """One rollout at a time, as the rule is worded."""
   have = np.array(n, int)
   counts = np.zeros(len(n), int)
-  value, slope = np.array(value, float), np.array(slope, float)
+  opened = list(np.flatnonzero(opened))
   left = budget
   while left:
     best, best_key = None, None
-    for x in range(opened):
+    for x in opened:
       if have[x] < cap:
         key = (value[x] - have[x] * slope[x], keys[x])
         if best is None or key > best_key:
           best, best_key = x, key
-    may_open = opened < len(n) and left >= m0
-    if may_open and (best is None or new_value > best_key[0]):
-      value[opened], slope[opened] = new_value, new_slope
-      have[opened] += m0
-      counts[opened] += m0
-      opened += 1
+    closed = [x for x in range(len(n)) if x not in opened]
+    new = max(closed, key=lambda x: (value[x], -x), default=None)
+    may_open = new is not None and left >= m0
+    if may_open and (best is None or value[new] > best_key[0]):
+      have[new] += m0
+      counts[new] += m0
+      opened.append(new)
       left -= m0
     elif best is None:
       cap += 1
@@ -40,26 +39,29 @@ def slow_greedy(
 
 
 class TestGreedy:
+  @pytest.mark.parametrize("alike", [True, False])
   @pytest.mark.parametrize("case", range(150))
-  def test_equals_one_at_a_time(self, case):
+  def test_equals_one_at_a_time(self, case, alike):
+    """Unopened prompts behind the others and of one value, or anyhow."""
     rng = np.random.default_rng(case)
     size = int(rng.integers(1, 12))
-    opened = int(rng.integers(1, size + 1))
+    opened = np.arange(size) < rng.integers(1, size + 1)
+    if not alike:
+      rng.shuffle(opened)
     m0 = int(rng.integers(1, 4))
-    n = np.zeros(size, int)
-    n[:opened] = rng.integers(1, 6, opened)
+    n = np.where(opened, rng.integers(1, 6, size), 0)
     value = rng.choice([0.05, 0.1, 0.2, 0.3], size) + (
       rng.random(size) * (case % 2)
     )
     slope = value * rng.uniform(0.002, 0.2, size)
-    new_value = float(rng.choice([0.0, 0.1, 0.15, 0.5]))
+    if alike:
+      value[~opened] = rng.choice([0.0, 0.1, 0.15, 0.5])
+      slope[~opened] = 0.05 * value[~opened] + 1e-6
     arguments = (
       n,
       opened,
       value,
       slope,
-      new_value,
-      0.05 * new_value + 1e-6,
       rng.random(size),
       int(rng.integers(0, 80)),
       int(rng.integers(1, 9)),
@@ -69,16 +71,35 @@ class TestGreedy:
     slow, slow_cap = slow_greedy(*arguments)
     assert fast.tolist() == slow.tolist()
     assert fast_cap == slow_cap
-    assert fast.sum() == arguments[7]
+    assert fast.sum() == arguments[5]
 
   def test_by_hand(self):
     # Prompt 0: .20 - .02 n from n = 2: .16 .14 .12 ...; a new prompt is worth
     # .13 and takes two; budget 5: 0, 0, new, then one left for prompt 0.
     counts, cap = widening.greedy(
-        np.array([2, 0, 0]), 1, np.array([0.2, 0, 0]), np.array([0.02, 0, 0]),
-        0.13, 0.01, np.zeros(3), 5, 12, 2,
+        np.array([2, 0, 0]), np.array([True, False, False]),
+        np.array([0.2, 0.13, 0.13]), np.array([0.02, 0.01, 0.01]), np.zeros(3),
+        5, 12, 2,
     )  # fmt: skip
     assert counts.tolist() == [3, 2, 0] and cap == 12
+
+  def test_unopened_prompts_by_their_own_values(self):
+    # As above, but the last prompt is worth .15 and the second .05: two for
+    # prompt 0 (.16; .14 comes after .15), then the last one opens, then .14.
+    counts, _ = widening.greedy(
+        np.array([2, 0, 0]), np.array([True, False, False]),
+        np.array([0.2, 0.05, 0.15]), np.array([0.02, 0.01, 0.01]), np.zeros(3),
+        4, 12, 2,
+    )  # fmt: skip
+    assert counts.tolist() == [2, 0, 2]
+
+  def test_the_last_opening_may_overdraw(self):
+    # .16 goes first; of the opening's two one is due beyond the budget.
+    counts, _ = widening.greedy(
+        np.array([2, 0]), np.array([True, False]), np.array([0.2, 0.15]),
+        np.array([0.02, 0.01]), np.zeros(2), 2, 12, 2, 1,
+    )  # fmt: skip
+    assert counts.tolist() == [1, 2]
 
 
 class TestPrior:

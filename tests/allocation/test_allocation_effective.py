@@ -30,9 +30,10 @@ class TestValue:
     k = np.array([1.0, 0.0, 2.0, 3.0, 7.0])
     (v, seen, square), _ = r.moments(n, k)
     m = n - 1
-    value, slope, _, _ = r.values(n, k, 7)
+    opened = np.arange(7) < 5
+    value, slope = r.values(n, k, opened)
     got = (value[:5] - n * slope[:5]) * 2 / (v @ m)
-    assert not value[5:].any() and not slope[5:].any()
+    assert len(set(value[5:])) == len(set(slope[5:])) == 1
     for x in range(5):
       step = np.zeros(5)
       step[x] = 1e-5
@@ -143,6 +144,20 @@ class TestGraded:
       r.end(groups)
     assert r.phi == pytest.approx(0.5, abs=0.06)
     assert r.noise == 0.0
+
+
+  def test_a_prior_for_every_prompt(self):
+    """The same prior for all is no prior; another one moves its prompt only."""
+    r = rule(noise=0.0)
+    n, k = np.array([2.0, 2.0]), np.array([1.0, 1.0])
+    opened = np.array([True, True, False, False])
+    prior = np.tile(r.weights, (4, 1))
+    plain, same = r.values(n, k, opened), r.values(n, k, opened, prior)
+    np.testing.assert_allclose(plain, same)
+    prior[3] = np.eye(len(GRID))[9]  # p = .4
+    value, slope = r.values(n, k, opened, prior)
+    assert value[2] == same[0][2] and value[3] > value[2]
+    assert slope[3] == pytest.approx(r.rho * 0.24**2)
 
 
 class TestRun:

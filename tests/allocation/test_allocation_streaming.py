@@ -146,7 +146,7 @@ class TestBoth:
           lengths=heavy_tail, lag=lag,
       )  # fmt: skip
       rule.end(groups)
-      stream.advance(groups.consumed)
+      stream.advance(groups.taken)
       assert groups.spent == 256 == groups.n.sum()
       assert groups.counts.max() <= rule.largest_group()
       assert (groups.opened == (groups.counts > 0)).all()
@@ -172,7 +172,7 @@ class TestBoth:
             lengths=heavy_tail, shuffle=shuffle,
         )  # fmt: skip
         rule.end(groups)
-        stream.advance(groups.consumed)
+        stream.advance(groups.taken)
       seen.add((tuple(groups.counts), str(rule.state_dict())))
     assert len(seen) == 1
 
@@ -197,7 +197,7 @@ def carried(name, slots=None, count=25):
     else:
       helpers.play(rule, groups, reward)
     rule.end(groups)
-    stream.advance(groups.consumed)
+    stream.advance(groups.taken)
     p = mixture(groups.uids)
     total += float(groups.n @ (p * (1 - p))) / 256
   return total / count

@@ -238,7 +238,7 @@ class TestDeconvolution:
       for request in allocator.rounds(groups):
         ids = np.repeat(np.arange(256), request.counts)
         groups.add(ids, truth.draw_rewards(rng, kinds[ids]))
-      stream.advance(groups.consumed)
+      stream.advance(groups.taken)
       n.append(groups.n)
       k.append(groups.reward_sum)
     n, k = np.concatenate(n), np.concatenate(k)

@@ -15,6 +15,7 @@ from vigor_jax.allocation.buffer import RolloutBuffer
 from vigor_jax.allocation.cero import Cero
 from vigor_jax.allocation.dynamic_sampling import DynamicSampling
 from vigor_jax.allocation.eb_effective import EbEffective
+from vigor_jax.allocation.eb_predicted import EbPredicted
 from vigor_jax.allocation.eb_streaming import EbStreaming
 from vigor_jax.allocation.eb_widening import EbWidening
 from vigor_jax.allocation.greso import Greso
@@ -48,6 +49,7 @@ REGISTRY: dict[str, type[Allocator]] = {
   "low_success_first": LowSuccessFirst,
   "eb_widening": EbWidening,
   "eb_effective": EbEffective,
+  "eb_predicted": EbPredicted,
   "streaming_vigor": StreamingVigor,
   "eb_streaming": EbStreaming,
   "dynamic_sampling": DynamicSampling,

@@ -57,13 +57,16 @@ class Request:
 class Groups:
   """One step's candidate prompts and the rewards seen so far.
 
-  A group is a prompt's rollouts; its index is the prompt's index in the pool
-  peeked from the stream. All arrays are [max_prompts].
+  A group is a prompt's rollouts. Its index is the prompt's index in the pool
+  peeked from the stream, unless the rule looked at more prompts and chose: then
+  `rows` says where it lay. Arrays are [max_prompts] but for `skipped`.
 
   Attributes:
     step, seed: the address of this step's random numbers.
     positions: int64, position of each prompt in the stream.
     uids: int64, identity of the prompt in its data set (history goes by it).
+    rows: int64, index of each prompt in the peek.
+    skipped: bool [prompts peeked], looked at and rejected for good.
     opened: bool, the prompt has been granted a rollout.
     consumed: bool, opened or skipped for good; the others return to the stream.
     counts: int64, rollouts granted so far, in flight included.
@@ -74,7 +77,9 @@ class Groups:
     plan: the allocator's own working notes for this step.
   """
 
-  def __init__(self, step: int, seed: int, positions, uids):
+  def __init__(
+    self, step: int, seed: int, positions, uids, rows=None, skipped=None
+  ):
     self.step = int(step)
     self.seed = int(seed)
     self.positions = np.asarray(positions, np.int64)
@@ -85,6 +90,8 @@ class Groups:
         f" {self.positions.shape} and {self.uids.shape}"
       )
     size = len(self.positions)
+    self.rows = np.arange(size) if rows is None else np.asarray(rows, np.int64)
+    self.skipped = np.zeros(size, bool) if skipped is None else skipped
     self.opened = np.zeros(size, bool)
     self.consumed = np.zeros(size, bool)
     self.counts = np.zeros(size, np.int64)
@@ -97,6 +104,18 @@ class Groups:
 
   def __len__(self) -> int:
     return len(self.positions)
+
+  @property
+  def taken(self) -> np.ndarray:
+    """bool [prompts peeked]: used up, as the stream's `advance` takes it."""
+    taken = self.skipped.copy()
+    taken[self.rows] = self.consumed
+    return taken
+
+  @property
+  def passed_over(self) -> int:
+    """Prompts used up without a rollout."""
+    return int(self.taken.sum() - self.opened.sum())
 
   def request(self, counts) -> Request:
     """Grants `counts` [max_prompts] more rollouts and books them."""

@@ -132,6 +132,7 @@ class EbEffective(widening.Widening):
     self.recent: list[np.ndarray] = []
     self.noise = 0.0 if o.noise == UNKNOWN else o.noise
     self.spread = np.zeros(2)  # variances seen, those of 0/1 rewards
+    self.rho = 0.0  # N / D when last asked
 
   @property
   def phi(self) -> float:
@@ -139,10 +140,10 @@ class EbEffective(widening.Widening):
     seen, binary = self.spread
     return float(np.clip(seen / binary, LEAST_SPREAD, 1)) if binary else 1.0
 
-  def marginal(self, groups: base.Groups, opened: int):
-    n, k = groups.n[:opened], groups.reward_sum[:opened]
+  def marginal(self, groups: base.Groups):
+    n, k = groups.n[groups.opened], groups.reward_sum[groups.opened]
     self.fit(n, k)
-    return self.values(n, k, len(groups))
+    return self.values(n, k, groups.opened)
 
   def fit(self, n, k) -> None:
     """EM for the distribution of p on recent steps and current counts."""
@@ -153,44 +154,54 @@ class EbEffective(widening.Widening):
       weights = self.weights * (share @ like) + eb_widening.PSEUDO_COUNT
       self.weights = weights / weights.sum()
 
-  def moments(self, n, k):
-    """Posterior means of v, u' and u^2 of prompts with counts n, k [m].
+  def moments(self, n, k, prior=None, new=None):
+    """Means of v, u' and u^2, of opened prompts and of those without rollouts.
+
+    Args:
+      n, k: float [m], verdicts and successes of the opened prompts.
+      prior: float [19] or [m, 19], of the opened prompts; default: the fit.
+      new: the same, [19] or [q, 19], of the others.
 
     Returns:
-      (three float [m], the same three for a prompt without rollouts).
+      (three float [m], three numbers or float [q]).
     """
+    prior = self.weights if prior is None else prior
+    new = self.weights if new is None else new
     phi, q = self.phi, self.noise
-    post = likelihood(n / phi, k / phi, q) * self.weights
+    post = likelihood(n / phi, k / phi, q) * prior
     post /= post.sum(1, keepdims=True)
     seen = q + (1 - 2 * q) * GRID
     u = phi * (1 - 2 * q) * GRID * (1 - GRID)
     v = u * (2 * (1 - GRID)) ** self.options.low_success_exponent
     table = np.stack([v, phi * seen * (1 - seen), u * u], axis=1)
-    return (post @ table).T, self.weights @ table
+    return (post @ table).T, (new @ table).T
 
-  def values(self, n, k, size: int):
+  def values(self, n, k, opened, prior=None):
     """Marginal values A - n D, as widening.greedy takes them.
 
     Args:
       n, k: float [m], verdicts and successes of the opened prompts.
-      size: prompts of the pool.
+      opened: bool [max_prompts].
+      prior: float [max_prompts, 19], of each prompt; default: the fit.
 
     Returns:
-      (A [size], D [size], A and D of an unopened prompt), 0 behind the opened
-      ones; everything in units of 2 / N.
+      (A [max_prompts], D [max_prompts]) in units of 2 / N.
     """
     c = self.options.breadth
-    (v, noise, square), new = self.moments(n, k)
+    mine, others = (None, None) if prior is None else (
+      prior[opened], prior[~opened]
+    )  # fmt: skip
+    (v, noise, square), new = self.moments(n, k, mine, others)
     m = np.maximum(n - 1, 0)
     total = m @ noise + c * (m * m) @ square
-    rho = m @ v / total if total else 0.0
+    self.rho = rho = float(m @ v / total) if total else 0.0
     slope = rho * c * square
     # m = n - 1, so A is the value at n = 0, a step D above the one at m = 0.
     return (
-      widening.padded(v - rho / 2 * noise + slope, size),
-      widening.padded(slope, size),
-      float(new[0] - rho / 2 * new[1]),
-      float(rho * c * new[2]),
+      widening.spread(
+        opened, v - rho / 2 * noise + slope, new[0] - rho / 2 * new[1]
+      ),
+      widening.spread(opened, slope, rho * c * new[2]),
     )
 
   def end(self, groups: base.Groups) -> None:

@@ -67,15 +67,15 @@ class EbStreaming(streaming.Streaming, eb_widening.EbWidening):
     free = plan.dues.serve(counts, free)
     if not free:
       return
-    opened += len(first)
+    opened = np.arange(len(groups)) < opened + len(first)
     left = self.budget - groups.spent - int(counts.sum())
     self.refit(groups)
     more, plan.cap = widening.greedy(
       groups.counts + counts,
       opened,
       *self.values(
-        self.prior.posterior(groups.n[:opened], groups.reward_sum[:opened]),
-        len(groups),
+        self.prior.posterior(groups.n[opened], groups.reward_sum[opened]),
+        opened,
       ),
       groups.uniforms(ROUND),
       free,

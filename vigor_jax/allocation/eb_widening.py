@@ -197,20 +197,18 @@ class EbWidening(widening.Widening):
     self.value = GRID * (1 - GRID) * (2 * (1 - GRID)) ** o.low_success_exponent
     self.slope = self.value * GRID * (1 - GRID) / o.saturation
 
-  def marginal(self, groups: base.Groups, opened: int):
+  def marginal(self, groups: base.Groups):
+    opened = groups.opened
     post = self.prior.refit(
-      groups.n[:opened], groups.reward_sum[:opened], self.options.em_iterations
+      groups.n[opened], groups.reward_sum[opened], self.options.em_iterations
     )
-    return self.values(post, len(groups))
+    return self.values(post, opened)
 
-  def values(self, post: np.ndarray, size: int):
-    """`marginal` of prompts with the posteriors `post` [opened, 19]."""
-    weights = self.prior.weights
-    return (
-      widening.padded(post @ self.value, size),
-      widening.padded(post @ self.slope, size),
-      float(weights @ self.value),
-      float(weights @ self.slope),
+  def values(self, post: np.ndarray, opened: np.ndarray):
+    """`marginal` from the posteriors `post` [k, 19] of the opened prompts."""
+    return tuple(
+      widening.spread(opened, post @ table, self.prior.weights @ table)
+      for table in (self.value, self.slope)
     )
 
   def end(self, groups: base.Groups) -> None:

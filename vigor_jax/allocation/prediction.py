@@ -221,12 +221,12 @@ def simulate(
   opened = np.zeros(len(kinds_v))
   for step in range(warmup + steps):
     groups = allocator.begin(stream, step)
-    kinds = stream.kinds[: len(groups)]
+    kinds = stream.kinds[groups.rows]
     for request in allocator.rounds(groups):
       ids = np.repeat(np.arange(len(groups)), request.counts)
       groups.add(ids, population.draw_rewards(rng, kinds[ids]))
     allocator.end(groups)
-    stream.advance(groups.consumed)
+    stream.advance(groups.taken)
     if step < warmup:
       continue
     rollouts += np.bincount(kinds, groups.n, len(kinds_v))

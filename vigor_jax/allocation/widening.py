@@ -53,30 +53,22 @@ class WideningOptions:
 
 
 def greedy(
-  n,
-  opened: int,
-  value,
-  slope,
-  new_value,
-  new_slope,
-  keys,
-  budget,
-  cap,
-  m0,
-  overdraw: int = 0,
+  n, opened, value, slope, keys, budget, cap, m0, overdraw: int = 0
 ):
   """Spends `budget` rollouts one at a time on the largest marginal value.
 
-  Values of one prompt fall with n, so the greedy order is the order of all
-  (prompt, n) pairs by value, and the pairs taken are the best ones; unopened
-  prompts all have one value, so they come after every pair at least as good.
+  A rollout of a prompt with n of them is worth A - n D, opening one A, and an
+  opening takes m0 rollouts at once. Values of one prompt fall with n, so the
+  greedy order is the order of all (prompt, n) pairs by value, and the pairs
+  taken are the best ones; all that has to be found is how many prompts are
+  opened. A new prompt goes after every pair of an opened one at least as good.
 
   Args:
     n: int [M], rollouts granted to each prompt of the pool so far.
-    opened: prompts opened so far, the first ones of the pool.
-    value, slope: float [M], A and D of opened prompts.
-    new_value, new_slope: A and D of a prompt without rollouts.
-    keys: float [M], larger goes first among equal values.
+    opened: bool [M], prompts opened so far.
+    value, slope: float [M], A and D; D >= 0.
+    keys: float [M], larger goes first among equal values of opened prompts;
+      unopened ones go in the pool's order.
     budget: rollouts to spend.
     cap: rollouts per prompt; rises by one whenever nothing else is left.
     m0: rollouts an unopened prompt takes.
@@ -86,44 +78,58 @@ def greedy(
     (counts int64 [M] to add, the cap at the end). The counts add up to the
     budget, or to at most `overdraw` more, due for the last opened prompt.
   """
-  size = len(n)
   start = np.asarray(n, np.int64)
-  counts = np.zeros(size, np.int64)
+  counts = np.zeros(len(start), np.int64)
   left = int(budget)
 
-  def spend(level, limit, floor, active):
-    """Takes pairs (x, m), m < level, value >= floor, of the first `active`."""
-    have = start[:active] + counts[:active]
-    m = np.arange(have.min(initial=level), level)
-    worth = np.empty((active, len(m)))
-    worth[:opened] = value[:opened, None] - m * slope[:opened, None]
-    if active > opened:
-      worth[opened:] = new_value - m * new_slope
-    x, column = np.nonzero((m >= have[:, None]) & (worth >= floor))
-    worth = worth[x, column]
-    if len(x) > limit:
-      x = x[np.lexsort((-keys[x], -worth))[:limit]]
-    counts[:active] += np.bincount(x, minlength=active)
-    return len(x)
+  def pairs(active, cap):
+    """(prompts, values) of the pairs (x, m) below the cap, x in `active`."""
+    have = start[active] + counts[active]
+    m = np.arange(have.min(initial=cap), cap)
+    worth = value[active, None] - m * slope[active, None]
+    x, column = np.nonzero(m >= have[:, None])
+    return active[x], worth[x, column]
 
-  # 1. Pairs worth at least as much as a new prompt, while one can be opened.
-  active = opened
-  if active < size and left + overdraw >= m0:
-    # With fewer than m0 left the new prompt no longer competes, but by then
-    # the best pairs are the same ones.
-    left -= spend(cap, left, new_value, active)
-    # 2. New prompts; their own further rollouts are worth less than opening.
-    fresh = min(size - active, (left + overdraw) // m0 if left else 0)
-    counts[active : active + fresh] += m0
-    active += fresh
-    left -= fresh * m0
+  active = np.flatnonzero(opened)
+  new = np.flatnonzero(~opened)
+  new = new[np.argsort(-value[new], kind="stable")]
+  new = new[: (left + overdraw) // m0]
+  x, worth = pairs(active, cap)
+  if len(new):
+    # 1. How many are opened: not the first whose turn comes when the pairs and
+    # the openings before it have used up the budget.
+    turn = -value[new]
+    counts[new] = m0
+    own, own_worth = pairs(new, cap)
+    before = 0
+    for values, side in ((worth, "right"), (own_worth, "left")):
+      better = np.sort(-values[-values <= turn[-1]])
+      before = before + np.searchsorted(better, turn, side=side)
+    rest = left - before - m0 * np.arange(len(new))
+    fits = (rest > 0) & (rest + overdraw >= m0)
+    number = len(new) if fits.all() else int(np.argmin(fits))
+    # 2. The openings.
+    counts[new[number:]] = 0
+    if number:
+      active = np.concatenate([active, new[:number]])
+      mine = counts[own] > 0
+      x = np.concatenate([x, own[mine]])
+      worth = np.concatenate([worth, own_worth[mine]])
+      # With an overdraw, the pairs that came before the last opening stand.
+      left = max(left - m0 * number, int(before[number - 1]))
   # 3. What remains goes to the best pairs; the cap rises when none is left.
   while left > 0:
-    if not active:
+    if not len(active):
       raise ValueError(f"{left} rollouts left and no prompt to give them to")
-    left -= spend(cap, left, -np.inf, active)
+    if len(x) > left:
+      best = worth >= np.partition(worth, len(worth) - left)[-left]
+      x, worth = x[best], worth[best]
+      x = x[np.lexsort((-keys[x], -worth))[:left]]
+    counts += np.bincount(x, minlength=len(counts))
+    left -= len(x)
     if left:
       cap += 1
+      x, worth = pairs(active, cap)
   return counts, cap
 
 
@@ -167,11 +173,10 @@ class Widening(base.Allocator):
       if not need:
         continue
       left -= need
-      opened = int(groups.opened.sum())
       counts, cap = greedy(
         groups.counts,
-        opened,
-        *self.marginal(groups, opened),
+        groups.opened,
+        *self.marginal(groups),
         keys[r - 1],
         need,
         cap,
@@ -179,18 +184,18 @@ class Widening(base.Allocator):
       )
       yield groups.request(counts)
 
-  def marginal(self, groups: base.Groups, opened: int):
-    """What `greedy` takes, from the first `opened` groups' verdicts so far.
+  def marginal(self, groups: base.Groups):
+    """What `greedy` takes, from the verdicts so far.
 
     Returns:
-      (A [max_prompts], D [max_prompts], A and D of an unopened prompt); A and
-      D are 0 behind the opened groups.
+      (A [max_prompts], D [max_prompts]), of unopened groups too.
     """
     raise NotImplementedError(f"{self.name} has no marginal value")
 
 
-def padded(values: np.ndarray, size: int) -> np.ndarray:
-  """`values` [m] followed by zeros: float64 [size]."""
-  result = np.zeros(size)
-  result[: len(values)] = values
+def spread(opened: np.ndarray, values: np.ndarray, new) -> np.ndarray:
+  """`values` [k] for the opened prompts, `new` for the others: float64 [M]."""
+  result = np.empty(len(opened))
+  result[opened] = values
+  result[~opened] = new
   return result

@@ -146,7 +146,9 @@ def collect(world, policy, rules, streams, step, seeds):
     (Rollouts of all runs, list of Groups). Streams have advanced.
   """
   groups = [a.begin(s, step) for a, s in zip(rules, streams)]
-  views = [s.peek(len(g)) for s, g in zip(streams, groups)]
+  views = [
+    s.peek(len(g.skipped)).take(g.rows) for s, g in zip(streams, groups)
+  ]
   plays = [a.rounds(g) for a, g in zip(rules, groups)]
   width = len(groups[0])
   granted = np.zeros((len(rules), width), np.int64)
@@ -182,7 +184,7 @@ def collect(world, policy, rules, streams, step, seeds):
   rollouts = Rollouts.concatenate(parts)
   for allocator, stream, g in zip(rules, streams, groups):
     allocator.end(g)
-    stream.advance(g.consumed)
+    stream.advance(g.taken)
   return rollouts, groups
 
 

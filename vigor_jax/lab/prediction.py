@@ -119,12 +119,12 @@ def play_population(
   found = []
   for step in range(warmup + steps):
     groups = allocator.begin(stream, step)
-    kinds = stream.kinds[: len(groups)]
+    kinds = stream.kinds[groups.rows]
     for request in allocator.rounds(groups):
       ids = np.repeat(np.arange(len(groups)), request.counts)
       groups.add(ids, population.draw_rewards(rng, kinds[ids]))
     allocator.end(groups)
-    stream.advance(groups.consumed)
+    stream.advance(groups.taken)
     if step >= warmup:
       found.append(
         Step(
@@ -151,13 +151,17 @@ def play_world(
   policy = learner.softmax(np.stack([world.initial(int(s)) for s in seeds]))
   found = []
   for step in range(warmup + steps):
-    views = [s.peek(a.max_prompts).chains for s, a in zip(streams, rules)]
-    _, groups = learner.collect(world, policy, rules, streams, step, seeds)
+    rollouts, groups = learner.collect(
+      world, policy, rules, streams, step, seeds
+    )
     if step < warmup:
       continue
     for r, g in enumerate(groups):
       run = np.full(len(g), r)
-      mean, u = true_rewards(world, policy, run, views[r])
+      # Those of opened prompts; the others have no rollouts to count.
+      chains, mine = np.zeros((len(g), world_lib.STEPS), int), rollouts.run == r
+      chains[rollouts.group[mine]] = rollouts.chains[mine]
+      mean, u = true_rewards(world, policy, run, chains)
       # E r'^2 - (E r')^2 for r' = r or, with probability q, 1 - r.
       q = world.noise
       seen = u + mean**2 + q * (1 - 2 * mean) - (q + (1 - 2 * q) * mean) ** 2

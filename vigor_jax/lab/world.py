@@ -26,6 +26,8 @@ import dataclasses
 
 import numpy as np
 
+from vigor_jax.allocation import features
+
 ARMS = 4
 STEPS = 6  # longest chain
 REWARDS = ("sparse", "graded")
@@ -39,6 +41,7 @@ _BLOCK = 4096  # prompts drawn at a time
 _FACT_STEP = 1 / 3  # a step of a plain prompt is one of three operations
 # Purposes of random numbers.
 _SKILLS, _EVALUATION, _PROMPTS, _FEATURES = range(4)
+_LOOKS = 2**40  # in place of a sample index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,8 @@ class World:
     features: dimension of phi; 0 gives every skill its own parameters.
     num_prompts: size of a fixed set; 0 draws fresh prompts for ever.
     evaluation: prompts of the plain mixture on which accuracy is exact.
+    visible: share of a chain's steps whose skill a prompt's looks give away;
+      the others look like any skill. For rules that look at prompts.
   """
 
   easy: float = 0.0
@@ -68,6 +73,7 @@ class World:
   features: int = 64
   num_prompts: int = 0
   evaluation: int = 512
+  visible: float = 1.0
 
   def __post_init__(self):
     if not (0 <= self.easy and 0 <= self.hard and self.easy + self.hard <= 1):
@@ -81,6 +87,8 @@ class World:
       raise ValueError(f"noise={self.noise} must lie in [0, .5]")
     if min(self.facts, self.mastered, self.evaluation) < 1:
       raise ValueError("facts, mastered and evaluation must be at least 1")
+    if not 0 <= self.visible <= 1:
+      raise ValueError(f"visible={self.visible} must be a share")
     if self.features < 0:
       raise ValueError(f"features={self.features} must be >= 0")
     if self.num_prompts < 0:
@@ -196,7 +204,13 @@ class Stream:
     """The next `count` prompts; they stay."""
     while len(self.positions) < count:
       self._more()
-    return View(self.positions[:count], self.uids[:count], self.chains[:count])
+    return View(
+      self.positions[:count],
+      self.uids[:count],
+      self.chains[:count],
+      self.world,
+      self.seed,
+    )
 
   def advance(self, consumed) -> None:
     """Removes consumed prompts of the head; the others stay, in order."""
@@ -218,6 +232,31 @@ class View:
   positions: np.ndarray
   uids: np.ndarray
   chains: np.ndarray
+  world: World
+  seed: int
+
+  def take(self, rows) -> View:
+    """The given rows, in the given order."""
+    return dataclasses.replace(
+      self,
+      positions=self.positions[rows],
+      uids=self.uids[rows],
+      chains=self.chains[rows],
+    )
+
+  @property
+  def features(self) -> np.ndarray:
+    """What the prompts look like, made by allocation/features.py."""
+    shown = self.chains
+    if self.world.visible < 1:
+      u = uniforms(self.seed, self.uids, _LOOKS, 2 * STEPS)
+      other = (u[:, STEPS:] * self.world.skills).astype(np.int64)
+      hidden = (u[:, :STEPS] >= self.world.visible) & (
+        shown < self.world.skills
+      )
+      shown = np.where(hidden, other, shown)
+    lengths = (shown < self.world.skills).sum(1)
+    return features.hashed([c[:d] for c, d in zip(shown, lengths)])
 
 
 def _rng(seed: int, purpose: int, block: int = 0) -> np.random.Generator:

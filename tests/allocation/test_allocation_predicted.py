@@ -1,0 +1,284 @@
+"""eb_predicted: features, the predictor, priors by forecast, the choice."""
+
+import json
+import types
+
+import allocation_helpers as helpers
+import numpy as np
+import pytest
+from vigor_jax.allocation import difficulty, features
+from vigor_jax.allocation.eb_widening import GRID
+
+
+def logistic(t):
+  return 1 / (1 + np.exp(-t))
+
+
+class TestFeatures:
+  def test_are_those_of_each_prompt_alone(self):
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(0, 150_000, n) for n in (1, 9, 0, 30)]
+    together = features.hashed(tokens)
+    assert together.shape == (4, features.UNIGRAMS + features.BIGRAMS + 1)
+    assert together[:, -1].tolist() == [1, 9, 0, 30]
+    for row, one in zip(together, tokens):
+      np.testing.assert_array_equal(row, features.hashed([one])[0])
+
+  def test_counts_add_up_and_order_shows_in_pairs_only(self):
+    a, b = features.hashed([[3, 4, 5, 3], [3, 5, 4, 3]])
+    single = sum(features.hashed([[t]])[0] for t in (3, 4, 5, 3))
+    u = features.UNIGRAMS
+    np.testing.assert_array_equal(a[:u], single[:u])
+    np.testing.assert_array_equal(a[:u], b[:u])
+    assert (a[u:] != b[u:]).any()
+    # Pairs do not reach across prompts.
+    np.testing.assert_array_equal(features.hashed([[3], [4]])[:, u:-1], 0)
+
+  def test_a_small_vocabulary_survives_whole(self):
+    each = features.hashed([[t] for t in range(45)])[:, : features.UNIGRAMS]
+    assert np.linalg.matrix_rank(each) == 45
+
+  def test_where_they_come_from(self):
+    given = types.SimpleNamespace(features=np.ones((2, 3)), tokens=[[1], [2]])
+    assert features.of(given).shape == (2, 3)
+    tokens = types.SimpleNamespace(tokens=[[1], [2]])
+    np.testing.assert_array_equal(
+      features.of(tokens), features.hashed([[1], [2]])
+    )
+    assert features.of(types.SimpleNamespace()) is None
+
+
+def learned(seed=0, prompts=60, width=5):
+  """A predictor, the designs of a step's prompts, and their counts."""
+  rng = np.random.default_rng(seed)
+  x = rng.standard_normal((prompts, width)) * [1, 10, 0.1, 1, 0][:width]
+  p = logistic(2 * x[:, 0] - 1)
+  n = rng.integers(1, 9, prompts).astype(float)
+  predictor = difficulty.Predictor()
+  assert predictor.look(x)
+  return predictor, predictor.design(x), n, rng.binomial(n.astype(int), p) * 1.0
+
+
+class TestPredictor:
+  def test_fit_is_the_mode_of_the_posterior(self):
+    predictor, z, n, k = learned()
+    fit = predictor.fit(z, n, k)
+    worth = 1 / (1 + (n - 1) * difficulty.ALIKE)
+    slope = z.T @ (worth * (k - n * logistic(z @ fit.mean)))
+    slope -= predictor.precision @ fit.mean  # nothing is forgotten of a prior
+    assert np.abs(slope).max() < 1e-6
+
+  def test_finds_what_tells(self):
+    predictor, z, n, k = learned(prompts=400)
+    fit = predictor.fit(z, n, k)
+    assert fit.mean[0] == pytest.approx(2, abs=0.4)
+    assert np.abs(fit.mean[1:4]).max() < 0.4 and fit.mean[4] == 0
+    logit = fit.forecast(z)
+    assert np.corrcoef(logit, z[:, 0])[0, 1] > 0.98
+
+  @pytest.mark.parametrize("seed", range(3))
+  def test_left_out_forecasts_do_not_know_their_own_verdicts(self, seed):
+    predictor, z, n, k = learned(seed)
+    fit = predictor.fit(z, n, k)
+    for i in (0, 7, 31):
+      rest = np.arange(len(n)) != i
+      alone = predictor.fit(z[rest], n[rest], k[rest]).forecast(z[i : i + 1])
+      assert fit.without[i] == pytest.approx(alone[0], abs=0.12)
+
+  def test_knows_little_at_first(self):
+    predictor, z, *_ = learned()
+    assert np.abs(predictor.forecast(z)).max() == 0
+    with pytest.raises(ValueError, match="3 features"):
+      predictor.look(np.ones((4, 3)))
+
+  def test_forgets(self):
+    predictor, z, n, k = learned()
+    predictor.commit(predictor.fit(z, n, k))
+    before = np.trace(predictor.precision)
+    for _ in range(80):
+      predictor.commit(predictor.fit(z[:0], n[:0], k[:0]))
+    assert np.trace(predictor.precision) < before
+    fresh, *_ = learned()
+    np.testing.assert_allclose(predictor.precision, fresh.precision, atol=0.02)
+
+  def test_features_that_do_not_vary_are_none(self):
+    assert not difficulty.Predictor().look(np.tile([3.0, 0.1], (9, 1)))
+
+
+def binary(n, k):
+  like = GRID**k[:, None] * (1 - GRID) ** (n - k)[:, None]
+  return like / like.max(1, keepdims=True)
+
+
+class TestConditional:
+  def test_knots_learn_what_became_of_forecasts(self):
+    rng = np.random.default_rng(0)
+    n = np.full(2000, 8.0)
+    high = rng.random(2000) < 0.5
+    k = rng.binomial(8, np.where(high, 0.97, 0.3)) * 1.0
+    # Too timid, and the wrong way round: forecasts only sort.
+    forecast = np.where(high, -1.0, 1.0)
+    conditional = difficulty.Conditional(len(GRID), 10)
+    rows = difficulty.tally(n, k, forecast, 1 / 16)
+    assert rows[:, 3].sum() == 2000
+    conditional.fit(rows, binary, np.full(len(GRID), 1 / len(GRID)), 50)
+    low, middle, up = conditional.prior(np.array([-1.0, 0.0, 1.0])) @ GRID
+    assert low == pytest.approx(0.97, abs=0.02)
+    assert up == pytest.approx(0.3, abs=0.03)
+    assert low > middle > up
+    np.testing.assert_allclose(
+      conditional.prior(np.array([-0.5]))[0],
+      conditional.prior(np.array([-1.0, 0.0])).mean(0),
+    )
+
+  def test_where_nothing_was_forecast_the_nearest_knots_count(self):
+    conditional = difficulty.Conditional(len(GRID), 10)
+    common = np.full(len(GRID), 1 / len(GRID))
+    conditional.fit(np.zeros((0, 4)), binary, common, 3)
+    np.testing.assert_allclose(conditional.tables, common[None].repeat(11, 0))
+    n, forecast = np.full(30, 8.0), np.repeat([-2.0, 2.0], 15)
+    k = np.where(forecast < 0, 0.0, 7.0)
+    conditional.fit(
+      difficulty.tally(n, k, forecast, 1 / 16), binary, common, 30
+    )
+    low, high = conditional.prior(np.array([-4.0, 4.0])) @ GRID
+    assert low < 0.25 and high > 0.75
+
+  def test_a_forecast_that_tells_nothing_leaves_the_common_prior(self):
+    rng = np.random.default_rng(1)
+    n = np.full(4000, 8.0)
+    k = rng.binomial(8, np.where(rng.random(4000) < 0.5, 0.97, 0.3)) * 1.0
+    forecast = rng.choice([-1.0, 0.0, 1.0], 4000)
+    common = np.full(len(GRID), 1 / len(GRID))
+    like = binary(n, k)
+    for _ in range(50):
+      post = like * common
+      common = (post / post.sum(1, keepdims=True)).mean(0)
+    conditional = difficulty.Conditional(len(GRID), 10)
+    rows = difficulty.tally(n, k, forecast, 1 / 16)
+    conditional.fit(rows, binary, common, 50)
+    means = conditional.tables @ GRID
+    np.testing.assert_allclose(means, common @ GRID, atol=0.03)
+
+
+def kinds(uids):
+  """Three of four are solved, of the rest every other one is hopeless."""
+  return np.choose(np.asarray(uids) % 8, [0.3, *[0.997] * 6, 0.001])
+
+
+def look(uids):
+  """Noise, and a column that tells the kinds apart up to noise."""
+  noise = [helpers.uniform_of(uids, salt) - 0.5 for salt in range(4)]
+  return np.column_stack([kinds(uids) + 0.3 * noise[0], *noise])
+
+
+def by_uid(prompts):
+  return look(prompts.uids)
+
+
+def run(rule, stream, first, last):
+  return [
+    helpers.run_step(rule, stream, helpers.bernoulli(kinds), step)
+    for step in range(first, last)
+  ]
+
+
+class TestRule:
+  @pytest.mark.parametrize("looks", [None, lambda uids: np.ones((len(uids), 3))])
+  def test_without_information_it_is_eb_effective(self, looks):
+    mine = run(helpers.make("eb_predicted"), helpers.Stream(look=looks), 0, 6)
+    theirs = run(helpers.make("eb_effective"), helpers.Stream(), 0, 6)
+    for a, b in zip(mine, theirs):
+      assert a.counts.tolist() == b.counts.tolist()
+      assert a.positions.tolist() == b.positions.tolist()
+      assert a.passed_over == 0
+
+  def test_opens_the_prompts_that_carry_signal(self):
+    shares = []
+    for name in ("eb_effective", "eb_predicted"):
+      stream = helpers.Stream(look=look)
+      groups = run(helpers.make(name), stream, 0, 16)[6:]
+      counts = sum(g.counts[g.uids % 8 == 0].sum() for g in groups)
+      shares.append(counts / (256 * len(groups)))
+    assert shares[0] < 0.45 and shares[1] > 0.7
+
+  def test_looks_that_tell_nothing_cost_little(self):
+    """Shuffled looks: as many rollouts in informative groups, or nearly."""
+    shuffled = lambda uids: look((helpers.uniform_of(uids, 77) * 2**20).astype(int))
+    shares = []
+    for name in ("eb_effective", "eb_predicted"):
+      stream = helpers.Stream(look=shuffled)
+      groups = run(helpers.make(name), stream, 0, 24)[6:]
+      counts = sum(g.counts[g.uids % 8 == 0].sum() for g in groups)
+      shares.append(counts / (256 * len(groups)))
+    assert shares[1] > 0.9 * shares[0]
+
+  def test_looks_of_ones_own_and_the_control(self):
+    stream = helpers.Stream()
+    named = helpers.make("eb_predicted", {"looks": f"{__name__}:by_uid"})
+    run(named, stream, 0, 3)
+    assert named.predictor.centre.shape == (5,)
+    shuffled = helpers.make("eb_predicted", {"looks": "shuffled"})
+    groups = run(shuffled, helpers.Stream(look=look), 0, 16)[6:]
+    counts = sum(g.counts[g.uids % 8 == 0].sum() for g in groups)
+    assert counts / (256 * len(groups)) < 0.45
+
+  def test_rejected_prompts_do_not_come_again(self):
+    stream = helpers.Stream(look=look)
+    rule = helpers.make("eb_predicted")
+    seen = set()
+    for groups in run(rule, stream, 0, 8):
+      opened = set(groups.uids[groups.opened].tolist())
+      assert len(groups) == rule.max_prompts == len(set(groups.rows.tolist()))
+      assert not opened & seen
+      seen |= opened
+      assert groups.passed_over == groups.skipped.sum()
+      assert not groups.skipped[groups.rows].any()
+      assert groups.taken.sum() == len(opened) + groups.passed_over
+    assert groups.passed_over > 50
+    # What waits at the head was not opened, and is fewer than a step looks at.
+    assert not seen & set(stream.queue)
+    assert stream.next - 8 * 64 > len(stream.queue)
+
+  def test_some_openings_go_by_the_stream(self):
+    rule = helpers.make("eb_predicted", {"explore": 0.25})
+    stream = helpers.Stream(look=look)
+    last = -1
+    for groups in run(rule, stream, 0, 6):
+      free = groups.positions[:16]  # a quarter of 64
+      # The first prompts that were never looked at before.
+      assert free.tolist() == list(range(last + 1, last + 17))
+      assert groups.opened[:16].all()
+      last = groups.positions.max()
+
+  @pytest.mark.parametrize("data_set", [100, 300])
+  def test_small_data_sets(self, data_set):
+    """A window larger than the set: an epoch's prompts go before the next's."""
+    rule = helpers.make("eb_predicted")
+    for groups in run(rule, helpers.Stream(data_set, look), 0, 5):
+      assert groups.counts.sum() == 256
+      distinct = len(set(groups.uids.tolist()))
+      assert distinct >= min(data_set, rule.max_prompts) - 8
+
+  def test_state_goes_on(self):
+    whole, stream = helpers.make("eb_predicted"), helpers.Stream(look=look)
+    expected = run(whole, stream, 0, 8)
+    first, stream = helpers.make("eb_predicted"), helpers.Stream(look=look)
+    run(first, stream, 0, 4)
+    second = helpers.make("eb_predicted")
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for a, b in zip(expected[4:], run(second, stream, 4, 8)):
+      assert a.counts.tolist() == b.counts.tolist()
+      assert a.positions.tolist() == b.positions.tolist()
+      assert a.taken.tolist() == b.taken.tolist()
+    assert json.dumps(whole.state_dict()) == json.dumps(second.state_dict())
+
+  def test_options_are_checked(self):
+    for options, word in (
+      ({"window": 0.5}, "window"),
+      ({"explore": 2.0}, "explore"),
+      ({"looks": "nowhere:at_all"}, "looks"),
+      ({"looks": "tokns"}, "looks"),
+    ):
+      with pytest.raises(ValueError, match=word):
+        helpers.make("eb_predicted", options)
