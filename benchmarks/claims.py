@@ -108,7 +108,8 @@ HEADLINE = {
   **UNIFORMS,
   "vigor": "vigor",
   "eb_widening": "eb_widening",
-  HOUSE: HOUSE,
+  "eb_effective": "eb_effective",
+  "eb_predicted": "eb_predicted",
 }
 OTHERS = {
   name: name

@@ -32,7 +32,8 @@ HOUSE = "eb_effective"
 MEASURES = wording.MEASURES
 # Rows of the tables; streams and rules that are not named come last.
 ORDER = (
-  PUBLISHED, "uniform 64 x 4", "uniform 128 x 2", "vigor", "eb_widening", HOUSE,
+  PUBLISHED, "uniform 64 x 4", "uniform 128 x 2", "vigor", "eb_widening",
+  "eb_effective", "eb_predicted",
 )  # fmt: skip
 STREAM_ORDER = ("sparse_signal", "plain", "hard_junk", "stack, sparse",
                 "stack, plain")  # fmt: skip
