@@ -158,6 +158,8 @@ RUNS = {
   # Prompts that are not opened return to the head; history; second epoch.
   "eb_widening": dict(name="eb_widening", task__num_prompts=60, **SIX,
                       evaluation__fresh_rollouts=4),
+  # Looks at more prompts than it opens, skips some, learns to predict.
+  "eb_predicted": dict(name="eb_predicted", **SIX),
   "streaming": dict(name="streaming_vigor", **SIX),
   "greso": dict(name="greso", task__num_prompts=30, **SIX),
   # 16 prompts at 8 a step: checkpoints lie exactly at the ends of epochs.
