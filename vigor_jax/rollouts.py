@@ -171,7 +171,9 @@ class Collector:
       buffer = allocation.RolloutBuffer(
           parts.config.rollout_budget, sampler.settings.max_new_tokens,
           groups)
-    self._prompts = self._window.prompts.take(groups.rows)
+    self._prompts = self._window.prompts
+    if groups.chosen:
+      self._prompts = self._prompts.take(groups.rows)
     self._wait = 0.0
     draw = self._stream if allocator.streaming else self._rounds
     draw(params, groups, buffer, timer)

@@ -59,14 +59,14 @@ class Groups:
 
   A group is a prompt's rollouts. Its index is the prompt's index in the pool
   peeked from the stream, unless the rule looked at more prompts and chose: then
-  `rows` says where it lay. Arrays are [max_prompts] but for `skipped`.
+  `rows` says where it lay. Arrays are [max_prompts] but for `skipped`
+  and `taken`.
 
   Attributes:
     step, seed: the address of this step's random numbers.
     positions: int64, position of each prompt in the stream.
     uids: int64, identity of the prompt in its data set (history goes by it).
-    rows: int64, index of each prompt in the peek.
-    skipped: bool [prompts peeked], looked at and rejected for good.
+    chosen: the prompts were chosen out of a larger peek.
     opened: bool, the prompt has been granted a rollout.
     consumed: bool, opened or skipped for good; the others return to the stream.
     counts: int64, rollouts granted so far, in flight included.
@@ -90,8 +90,9 @@ class Groups:
         f" {self.positions.shape} and {self.uids.shape}"
       )
     size = len(self.positions)
-    self.rows = np.arange(size) if rows is None else np.asarray(rows, np.int64)
-    self.skipped = np.zeros(size, bool) if skipped is None else skipped
+    self.chosen = rows is not None
+    self._rows = rows
+    self._skipped = skipped
     self.opened = np.zeros(size, bool)
     self.consumed = np.zeros(size, bool)
     self.counts = np.zeros(size, np.int64)
@@ -106,8 +107,21 @@ class Groups:
     return len(self.positions)
 
   @property
+  def rows(self) -> np.ndarray:
+    """int64 [max_prompts], index of each prompt in the peek."""
+    return np.asarray(self._rows) if self.chosen else np.arange(len(self))
+
+  @property
+  def skipped(self) -> np.ndarray:
+    """bool [prompts peeked], looked at and rejected for good."""
+    none = np.zeros(len(self), bool)
+    return none if self._skipped is None else self._skipped
+
+  @property
   def taken(self) -> np.ndarray:
     """bool [prompts peeked]: used up, as the stream's `advance` takes it."""
+    if not self.chosen:
+      return self.consumed
     taken = self.skipped.copy()
     taken[self.rows] = self.consumed
     return taken

@@ -92,31 +92,44 @@ def greedy(
 
   active = np.flatnonzero(opened)
   new = np.flatnonzero(~opened)
-  new = new[np.argsort(-value[new], kind="stable")]
-  new = new[: (left + overdraw) // m0]
   x, worth = pairs(active, cap)
-  if len(new):
+  if len(new) and left + overdraw >= m0:
     # 1. How many are opened: not the first whose turn comes when the pairs and
     # the openings before it have used up the budget.
-    turn = -value[new]
-    counts[new] = m0
-    own, own_worth = pairs(new, cap)
-    before = 0
-    for values, side in ((worth, "right"), (own_worth, "left")):
-      better = np.sort(-values[-values <= turn[-1]])
-      before = before + np.searchsorted(better, turn, side=side)
-    rest = left - before - m0 * np.arange(len(new))
-    fits = (rest > 0) & (rest + overdraw >= m0)
-    number = len(new) if fits.all() else int(np.argmin(fits))
+    values = value[new]
+    better = None
+    if values.min() == values.max():
+      # They have their turn together, their own further pairs come later.
+      better = worth >= values[0]
+      before = int(np.count_nonzero(better))
+      number = (left - before + overdraw) // m0 if left > before else 0
+      new = new[:number]
+    else:
+      new = new[np.argsort(-values, kind="stable")][: (left + overdraw) // m0]
+      turn = -value[new]
+      counts[new] = m0
+      _, own_worth = pairs(new, cap)
+      counts[new] = 0
+      before = 0
+      for found, side in ((worth, "right"), (own_worth, "left")):
+        earlier = np.sort(-found[-found <= turn[-1]])
+        before = before + np.searchsorted(earlier, turn, side=side)
+      rest = left - before - m0 * np.arange(len(new))
+      fits = (rest > 0) & (rest + overdraw >= m0)
+      new = new[: len(new) if fits.all() else int(np.argmin(fits))]
+      before = int(before[len(new) - 1])
     # 2. The openings.
-    counts[new[number:]] = 0
-    if number:
-      active = np.concatenate([active, new[:number]])
-      mine = counts[own] > 0
-      x = np.concatenate([x, own[mine]])
-      worth = np.concatenate([worth, own_worth[mine]])
+    if len(new):
+      counts[new] = m0
+      active = np.concatenate([active, new])
       # With an overdraw, the pairs that came before the last opening stand.
-      left = max(left - m0 * number, int(before[number - 1]))
+      left = max(left - m0 * len(new), before)
+      if left == before and better is not None:
+        x, worth = x[better], worth[better]
+      elif left:
+        own, own_worth = pairs(new, cap)
+        x = np.concatenate([x, own])
+        worth = np.concatenate([worth, own_worth])
   # 3. What remains goes to the best pairs; the cap rises when none is left.
   while left > 0:
     if not len(active):
@@ -196,6 +209,6 @@ class Widening(base.Allocator):
 def spread(opened: np.ndarray, values: np.ndarray, new) -> np.ndarray:
   """`values` [k] for the opened prompts, `new` for the others: float64 [M]."""
   result = np.empty(len(opened))
+  result[~opened if np.ndim(new) else slice(None)] = new
   result[opened] = values
-  result[~opened] = new
   return result
