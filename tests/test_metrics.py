@@ -408,7 +408,7 @@ def test_every_key_of_a_run_is_documented(
     key for key in documented_metrics
     if "<" not in key and key not in written
   }
-  # Of other stages and options: shaping, suites, a run that broke.
+  # Of other stages and options: shaping, suites, adapters, a run that broke.
   elsewhere = {
     "nonfinite", "sft/loss", "allocation/pareto_ks", "reward/shaped_mean",
     "eval/accuracy_weighted",
