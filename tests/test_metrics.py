@@ -411,7 +411,7 @@ def test_every_key_of_a_run_is_documented(
   # Of other stages and options: shaping, suites, adapters, a run that broke.
   elsewhere = {
     "nonfinite", "sft/loss", "allocation/pareto_ks", "reward/shaped_mean",
-    "eval/accuracy_weighted",
+    "eval/accuracy_weighted", "policy/adapter_change",
   }
   assert phantom == elsewhere - written
   assert any(key.startswith("eval/pass@") for key in written)
