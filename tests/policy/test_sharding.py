@@ -258,3 +258,12 @@ def test_attention_with_known_norms_equals_the_whole(monkeypatch):
           for f in (whole, again)]
   for a, b in zip(*map(jax.tree.leaves, both)):
     np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_casting_a_piece_is_casting():
+  import jax.numpy as jnp
+  x = jnp.asarray([[-0.0, 1.5], [3e38, -7.25]], jnp.float32)
+  cast = sharding.cast(x, jnp.bfloat16, jnp.int32(5))
+  assert cast.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(cast, x.astype(jnp.bfloat16))
+  assert sharding.cast(x, jnp.float32, jnp.int32(5)) is x

@@ -174,7 +174,8 @@ class _Local:
 
   # -------------------------------------------------------------- the parts
 
-  def _gathered(self, graph, state: Any, dtype) -> transformer.Block:
+  def _gathered(self, graph, index: Array, state: Any, dtype
+                ) -> transformer.Block:
     """A layer whole over fsdp; merged and cast before it travels."""
     block = nnx.merge(graph, state)
     block.merge()
@@ -184,7 +185,7 @@ class _Local:
     for path, leaf in flat.items():
       axes = tuple(self._specs[f"blocks/{path}"])[1:]
       if "fsdp" in axes:
-        leaf = jax.lax.all_gather(leaf.astype(dtype), "fsdp",
+        leaf = jax.lax.all_gather(sharding.cast(leaf, dtype, index), "fsdp",
                                   axis=axes.index("fsdp"), tiled=True)
       leaves.append(leaf)
     return nnx.merge(
@@ -203,13 +204,13 @@ class _Local:
       return attention.again(q, k, v, mask, norm), None
     return attend
 
-  def _layer(self, graph, mask, rope, norm, state, x: Array
+  def _layer(self, graph, mask, rope, index, norm, state, x: Array
              ) -> tuple[Array, Any]:
-    """(output, the softmax's norms) of a layer.
+    """(output, the softmax's norms) of layer `index`.
 
     norm: None, or in the backward pass the norms of the forward pass.
     """
-    block = self._gathered(graph, state, x.dtype)
+    block = self._gathered(graph, index, state, x.dtype)
     whole = lambda y: jax.lax.all_gather(y, "tensor", axis=1, tiled=True)
     split = lambda y: jax.lax.psum_scatter(y, "tensor", scatter_dimension=1,
                                            tiled=True)
@@ -280,11 +281,13 @@ class _Local:
     graph, states = nnx.split(model.blocks)
     around = self._surroundings(micro)
 
-    def step(x, state):
-      y, norm = self._layer(graph, *around, None, state, x)
+    def step(x, scanned):
+      index, state = scanned
+      y, norm = self._layer(graph, *around, index, None, state, x)
       return y, (x, norm) if keep else None
 
-    x, kept = jax.lax.scan(step, x, states)
+    x, kept = jax.lax.scan(
+        step, x, (jnp.arange(self._sizes.layers), states))
     with jax.named_scope("logprobs"):
       norm, scale = nnx.split(model.final_norm)
       hidden = self._top(norm, micro.source, scale, x)
@@ -331,7 +334,7 @@ class _Local:
       def layer(trained, x):
         state = jax.tree.unflatten(
             tree, [{**frozen, **trained}[p] for p in paths])
-        return self._layer(graph, *around, norm, state, x)[0]
+        return self._layer(graph, *around, index, norm, state, x)[0]
 
       _, pull = jax.vjp(layer, trained, x)
       gradient, dx = pull(dx)

@@ -216,6 +216,18 @@ def check_rows(placement: Placement, config) -> None:
           f"{placement.rows}; nearest: {near}")
 
 
+def cast(piece: jax.Array, dtype, index: jax.Array) -> jax.Array:
+  """Piece `index` of a parameter that a loop takes apart, in another dtype.
+
+  Left alone, the compiler casts the whole parameter before the loop and keeps
+  that copy, of all parameters, while the loop runs. So each piece is
+  multiplied by a 1 of its own, which the compiler cannot know to be one.
+  """
+  if piece.dtype == dtype:
+    return piece
+  return (piece * (index < 2**30).astype(piece.dtype)).astype(dtype)
+
+
 # ------------------------------------------------------------- activations
 
 _ACTIVE: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(

@@ -48,7 +48,7 @@ class Local:
     axis = 0 if self.tied else 1
     size = table.shape[axis] // count
     piece = jax.lax.dynamic_slice_in_dim(table, index * size, size, axis)
-    piece = piece.astype(dtype)  # Before it travels.
+    piece = sharding.cast(piece, dtype, index)  # Before it travels.
     if self.width:
       piece = jax.lax.all_gather(piece, self.width, axis=1 - axis, tiled=True)
     return piece.T if self.tied else piece
