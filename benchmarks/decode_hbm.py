@@ -1,14 +1,15 @@
 """A decode step as compiled for TPU slices: bytes against the ideal.
 
   python benchmarks/decode_hbm.py [--quick] [--parts=3b,8b]
-      [--tensor=2,4,8,16] [--flags=windowed_off,default]
+      [--tensor=2,4,8,16] [--flags=windowed_off,default] [--tensor_only]
 
 Compiles the sampler's own decode program with libtpu, without a TPU:
 Qwen2.5-3B for v5e:4x4 (256 slots) and Qwen3-8B for v5p:2x2x2 (128 slots), in
 bfloat16, prompts of 512 and completions of 1024 tokens, every slot with a
-prompt of its own, on each mesh (fsdp, tensor) of the slice. Per chip and decode
-step, at full length, with a chunk's refilling and merging spread over its
-steps:
+prompt of its own, at temperature 1 without truncation, on each mesh (fsdp,
+tensor) of the slice. --tensor_only splits weights over tensor alone, not over
+fsdp and tensor. Per chip and decode step, at full length, with a chunk's
+refilling and merging spread over its steps:
 
   hbm_over_ideal_*   HBM bytes over (weights + filled cache, read once) / chips
   collectives_gb_*   bytes that leave a chip
@@ -18,8 +19,9 @@ steps:
 for the layout with the least modelled time, which is printed, as are all
 others, with XLA's windowed einsums off and on (its default). Everything is the
 compiler's figures, counted by this project's walker (vigor_jax/aot); nothing is
-run. Needs Python 3.12 and the `tpu` extra; a few minutes. --quick compiles a
-tiny model; where the TPU compiler is not installed, for 8 CPU devices.
+run. Needs Python 3.12 and the `tpu` extra; half a processor minute a layout.
+--quick compiles a tiny model; where the TPU compiler is not installed, for 8
+CPU devices.
 """
 
 import argparse
@@ -53,8 +55,8 @@ def ideal_bytes(sizes, slots, columns, chips):
   return 2 * (params + cache) / chips
 
 
-def compiled(part, tensors, flags, quick):
-  """Figures by layout. Imports jax: in a process of its own."""
+def compiled(part, tensors, flags, quick, stationary):
+  """Figures by tensor. Imports jax: in a process of its own."""
   from vigor_jax.aot import chips
 
   model, name, slots = PARTS[part]
@@ -91,9 +93,10 @@ def compiled(part, tensors, flags, quick):
     placement = sharding.Placement(sharding.make_mesh(
       (1, count // tensor, tensor), topology.devices))
     made = decoding.Decoding(graph, placement.abstract(params), sizes,
-                             settings, placement)
+                             settings, placement, stationary)
     result = estimate.compile_program(
-      programs.Program("decode", *made.chunks(), (1, chunk), "", 1),
+      programs.Program("decode", *made.chunks(), (1, chunk), "", 1,
+                       ("truncate", "greedy")),
       topology, options)
     if not result.fits:
       found[tensor] = {"error": result.error}
@@ -151,6 +154,7 @@ def main():
   parser.add_argument("--parts", default="3b,8b")
   parser.add_argument("--tensor", default="2,4,8,16")
   parser.add_argument("--flags", default="windowed_off,default")
+  parser.add_argument("--tensor_only", action="store_true")
   parser.add_argument("--child", default="")
   args = parser.parse_args()
   if args.child:
@@ -158,10 +162,12 @@ def main():
     return 0
   parts = ["3b"] if args.quick else args.parts.split(",")
   tensors = [int(t) for t in args.tensor.split(",")]
+  if args.quick:
+    tensors = tensors[:1]
   figures = {}
   for part in parts:
     for flags in args.flags.split(",")[: 1 if args.quick else None]:
-      found = child(part, tensors, flags, args.quick)
+      found = child(part, tensors, flags, args.quick, not args.tensor_only)
       show(part, flags, found)
       fitting = {t: at for t, at in found.items() if "error" not in at}
       if not fitting:

@@ -55,7 +55,8 @@ class Cost:
     return float(sum(self.wire_bytes.values()))
 
 
-def of_text(text: str, devices: int, trips: Sequence[int] = ()) -> Cost:
+def of_text(text: str, devices: int, trips: Sequence[int] = (),
+            rare: Sequence[str] = ()) -> Cost:
   """Cost of a compiled program.
 
   Args:
@@ -63,8 +64,10 @@ def of_text(text: str, devices: int, trips: Sequence[int] = ()) -> Cost:
     devices: of the program; the size of a group that names none.
     trips: counts of nested loops that do not say theirs; the last is used
       for deeper ones, 1 when empty.
+    rare: scopes; a branch with one of them is not taken where there is
+      another. Of the others the one with the most HBM bytes is.
   """
-  return _Walk(hlo.parse(text), devices, trips).run()
+  return _Walk(hlo.parse(text), devices, trips, rare).run()
 
 
 def _channel(line) -> tuple[int | None, int | None]:
@@ -88,8 +91,8 @@ def _shared_channels(module: hlo.Module) -> set[int]:
 
 class _Walk:
 
-  def __init__(self, module: hlo.Module, devices: int, trips):
-    self.module, self.devices = module, devices
+  def __init__(self, module: hlo.Module, devices: int, trips, rare=()):
+    self.module, self.devices, self.rare = module, devices, tuple(rare)
     self.trips = tuple(trips) or (1,)
     self.cost = Cost()
     self._shared = _shared_channels(module)
@@ -105,20 +108,29 @@ class _Walk:
       if line.op == "while":
         self._loop(line, times, depth)
       elif line.op == "conditional":
-        # The last branch is the one that holds everything.
         branches = line.called("branch_computations", "true_computation",
                                "false_computation")
-        self._computation(self._costliest(branches), times, depth)
+        self._computation(self._taken(branches, depth), times, depth)
       elif line.op == "call" or line.op == "async-start":
         for called in line.called("to_apply", "calls"):
           self._computation(called, times, depth)
       else:
         self._line(name, line, times)
 
-  def _costliest(self, branches: Sequence[str]) -> str:
+  def _taken(self, branches: Sequence[str], depth: int) -> str:
+    """The costliest branch that is not rare."""
+    def is_rare(name):
+      return any(f"/{scope}/" in line.scope for scope in self.rare
+                 for line in self.module.computations[name])
+
     def size(name):
-      return sum(i.hbm for i in self.module.computations[name])
-    return max(branches, key=size)
+      kept, counted, self.cost = self.cost, set(self._counted), Cost()
+      self._computation(name, 1.0, depth)
+      size, self.cost, self._counted = self.cost.hbm_bytes, kept, counted
+      return size
+
+    usual = [name for name in branches if not is_rare(name)]
+    return max(usual or branches, key=size)
 
   def _loop(self, line, times, depth) -> None:
     body, = line.called("body")
@@ -294,6 +306,12 @@ class _Walk:
         pass
       elif line.op == "fusion" and depth < 8:
         called = line.called("calls")[0]
+        known = self.module.by_name[called]
+        root = next(i for i in known.values() if i.root)
+        if self._through(root, known).op == "parameter":
+          # Another view of it: what counts is who reads that.
+          total += self._touched(computation, line.name, full, depth)
+          continue
         inner = {int(i.literal): i.name for i in
                  self.module.computations[called] if i.op == "parameter"}
         total += sum(self._touched(called, inner[k], full, depth + 1)

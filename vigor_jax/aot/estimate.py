@@ -88,7 +88,7 @@ def compile_program(program: programs_lib.Program, topology: chips.Topology,
   result.compile_s = time.process_time() - begun
   memory = compiled.memory_analysis()
   text = compiled.as_text()
-  counted = cost_lib.of_text(text, devices, program.trips)
+  counted = cost_lib.of_text(text, devices, program.trips, program.rare)
   result.arguments = memory.argument_size_in_bytes
   result.temporary = memory.temp_size_in_bytes
   result.peak = (memory.argument_size_in_bytes + memory.temp_size_in_bytes

@@ -35,6 +35,7 @@ class Program:
     trips: counts of its loops over data; see cost.of_text.
     unit: what one run of these trips does.
     calls: runs in a step.
+    rare: scopes of branches that are not taken; see cost.of_text.
   """
 
   name: str
@@ -43,6 +44,7 @@ class Program:
   trips: tuple[int, ...]
   unit: str
   calls: float
+  rare: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +215,8 @@ class Plan:
     steps = self.workload.decode_steps(s.slots)
     return Program(
         "decode chunk", *self.decoding.chunks(), (1, s.chunk),
-        f"{s.chunk} tokens in each of {s.slots} slots", steps / s.chunk)
+        f"{s.chunk} tokens in each of {s.slots} slots", steps / s.chunk,
+        decoding.rare(self.config.sampling))
 
   def _micro(self) -> int:
     e = self.estimator

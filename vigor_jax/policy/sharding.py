@@ -40,11 +40,11 @@ AXES: dict[str, tuple[str | None, ...]] = {
     "final_norm/scale": (None,),
     "blocks/attn_norm/scale": ("layers", None),
     "blocks/mlp_norm/scale": ("layers", None),
-    "blocks/q": ("layers", "width", "heads", None),
+    "blocks/q": ("layers", "width", "heads", "head_dim"),
     "blocks/k": ("layers", "width", "kv_heads", None),
     "blocks/v": ("layers", "width", "kv_heads", None),
-    "blocks/o": ("layers", "heads", None, "width"),
-    "blocks/q_bias": ("layers", "heads", None),
+    "blocks/o": ("layers", "heads", "head_dim", "width"),
+    "blocks/q_bias": ("layers", "heads", "head_dim"),
     "blocks/k_bias": ("layers", "kv_heads", None),
     "blocks/v_bias": ("layers", "kv_heads", None),
     "blocks/q_norm/scale": ("layers", None),
@@ -126,8 +126,13 @@ class Placement:
             f"{tuple(shape)}; known: {', '.join(AXES)}")
       return P()
     axes = [rules.get(name) if name else None for name in names]
-    return P(*[a if a and size % self.mesh.shape[a] == 0 else None
+    return P(*[a if a and size % self.count(a) == 0 else None
                for a, size in zip(axes, shape)])
+
+  def count(self, axes: str | Sequence[str]) -> int:
+    """Devices along one mesh axis, or along some together."""
+    axes = (axes,) if isinstance(axes, str) else axes
+    return math.prod(self.mesh.shape[a] for a in axes)
 
   def tree(self, tree: Any, rules: Mapping[str, Any] = TRAIN_RULES) -> Any:
     """Shardings of a tree of parameters or optimiser state."""
@@ -230,14 +235,44 @@ def cast(piece: jax.Array, dtype, index: jax.Array) -> jax.Array:
 
 # ------------------------------------------------------------- activations
 
-_ACTIVE: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(
-    "placement", default=None)
+@dataclasses.dataclass(frozen=True)
+class _Active:
+  """Of the program that is being traced.
+
+  Attributes:
+    placement: None = nothing is constrained.
+    hidden: axes of rows and of positions of hidden states between products.
+    layer: rules by which a layer's parameters are split when they are used;
+      None = as they lie.
+  """
+
+  placement: Placement | None = None
+  # Positions over tensor (arXiv 2205.05198): what is kept for the backward
+  # pass, and what norms read, is a piece.
+  hidden: tuple = (BATCH, "tensor")
+  layer: Mapping[str, Any] | None = None
+
+
+_NOWHERE = _Active()
+_ACTIVE: contextvars.ContextVar[_Active] = contextvars.ContextVar(
+    "activations", default=_NOWHERE)
 
 
 @contextlib.contextmanager
-def activations(placement: Placement | None) -> Iterator[None]:
-  """While a program is traced: `constrain` refers to this placement."""
-  token = _ACTIVE.set(placement)
+def activations(placement: Placement | None,
+                rows: Sequence[str] | None = None,
+                layer: Mapping[str, Any] | None = None) -> Iterator[None]:
+  """While a program is traced: `constrain` refers to this placement.
+
+  Args:
+    placement: None = nothing is constrained.
+    rows: axes that split rows of hidden states, whose positions are whole
+      then; None = data and fsdp, and positions over tensor.
+    layer: rules for a layer's parameters where it is run: what lies in more
+      pieces is gathered.
+  """
+  hidden = _Active.hidden if rows is None else (tuple(rows), None)
+  token = _ACTIVE.set(_Active(placement, hidden, layer))
   try:
     yield
   finally:
@@ -246,24 +281,31 @@ def activations(placement: Placement | None) -> Iterator[None]:
 
 def active() -> Placement | None:
   """The placement of the program that is being traced."""
-  return _ACTIVE.get()
+  return _ACTIVE.get().placement
 
 
-def constrain_layer(params: Any) -> Any:
-  """One layer's parameters, taken from the stack, split as they were.
+def hidden(x: jax.Array) -> jax.Array:
+  """Hidden states [B, T, D], split as they are between products."""
+  return constrain(x, *_ACTIVE.get().hidden, None)
 
-  What it fixes is their gradient: each device receives the sum of its own
-  piece, instead of every sum and a slice of it.
+
+def constrain_layer(params: Any, training: bool) -> Any:
+  """One layer's parameters, taken from the stack.
+
+  In training they are split as they were. What it fixes is their gradient:
+  each device receives the sum of its own piece, instead of every sum and a
+  slice of it.
   """
-  placement = active()
-  if placement is None:
+  at = _ACTIVE.get()
+  rules = TRAIN_RULES if training else at.layer
+  if at.placement is None or rules is None:
     return params
   flat = checkpoints.flatten(params)
   leaves = []
   for path, leaf in flat.items():
-    spec = placement.spec(f"blocks/{path}", (1, *leaf.shape))
+    spec = at.placement.spec(f"blocks/{path}", (1, *leaf.shape), rules)
     leaves.append(jax.lax.with_sharding_constraint(
-        leaf, placement.named(*spec[1:])))
+        leaf, at.placement.named(*spec[1:])))
   return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
@@ -278,11 +320,6 @@ def constrain(x: jax.Array, *axes) -> jax.Array:
   placement = active()
   if placement is None:
     return x
-  sizes = placement.mesh.shape
-
-  def divides(axis, size):
-    names = axis if isinstance(axis, tuple) else (axis,)
-    return size % math.prod(sizes[n] for n in names) == 0
-
-  kept = [a if a and divides(a, n) else None for a, n in zip(axes, x.shape)]
+  kept = [a if a and n % placement.count(a) == 0 else None
+          for a, n in zip(axes, x.shape)]
   return jax.lax.with_sharding_constraint(x, placement.named(*kept))

@@ -116,15 +116,6 @@ def rotate(x: Array, rope: tuple[Array, Array]) -> Array:
   return out.astype(x.dtype)
 
 
-def _rows(x: Array) -> Array:
-  """On a mesh: hidden states [B, T, D] between layers are split by rows.
-
-  And by positions over tensor (arXiv 2205.05198): what is kept for the
-  backward pass, and what norms read, is a piece.
-  """
-  return sharding.constrain(x, sharding.BATCH, "tensor", None)
-
-
 def _gated(gate: Array, up: Array) -> Array:
   return jax.nn.silu(gate) * up
 
@@ -234,9 +225,10 @@ class Block(nnx.Module):
     with jax.named_scope("attention"):
       q, k, v = self.project(whole(self.attn_norm(x)))
       out, saved = attend(rotate(q, rope), rotate(k, rope), v)
-      x = _rows(x + split(self._times("o", out, 2)))
+      x = sharding.hidden(x + split(self._times("o", out, 2)))
     with jax.named_scope("mlp"):
-      x = _rows(x + split(self.mlp(whole(self.mlp_norm(x)), gated)))
+      x = sharding.hidden(
+          x + split(self.mlp(whole(self.mlp_norm(x)), gated)))
     return x, saved
 
 
@@ -293,7 +285,7 @@ class Transformer(nnx.Module):
     Returns:
       (hidden [B, T, D] in the compute dtype, saved: stacked or a list).
     """
-    x = _rows(self.embed[...][tokens].astype(self.sizes.dtype))
+    x = sharding.hidden(self.embed[...][tokens].astype(self.sizes.dtype))
     if rope is None:
       rope = rope_tables(self.sizes, positions)
     if blocks is not None:
@@ -308,8 +300,7 @@ class Transformer(nnx.Module):
 
     def body(x, scanned):
       state, layer = scanned
-      if remat:  # Training; the sampler has a layout of its own.
-        state = sharding.constrain_layer(state)
+      state = sharding.constrain_layer(state, training=remat)
       block = nnx.merge(graph, state)
       return block(x, rope, functools.partial(attend, layer))
 

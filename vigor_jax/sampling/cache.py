@@ -1,16 +1,18 @@
 """Where keys and values live between decode steps.
 
-    prefixes   [P, K, hd, Lp]   one row per prompt of the step, shared by all
+    prefixes   [P, K, Lp, hd]   one row per prompt of the step, shared by all
                                 of its rollouts
-    ring       [S, K, hd, R]    completions: every slot writes decode step t
+    ring       [S, K, R, hd]    completions: every slot writes decode step t
                                 at column t mod R, so a step never scatters
-    buffer     [S, K, hd, C]    the running chunk, merged into the ring after
+    buffer     [S, K, C, hd]    the running chunk, merged into the ring after
                                 it (absent when a completion fits one chunk)
 
-Values are laid out [.., K, L, hd]. A column of the ring belongs to a rollout
-if it was written after the rollout began; R is at least the longest
-completion, so nothing is overwritten while it is needed. Keys are stored
-rotated, so columns may lie in any order.
+Keys lie [.., K, hd, L] on one device, where CPUs multiply them twice as fast,
+and as values on a mesh (`as_values`), so that no axis need be padded to a
+TPU's lanes where a device keeps few columns. A column of the
+ring belongs to a rollout if it was written after the rollout began; R is at
+least the longest completion, so nothing is overwritten while it is needed. Keys
+are stored rotated, so columns may lie in any order.
 
 The unrolled path gathers the active slots' prefixes and ring columns once per
 chunk into a `view` [w, K, hd, Lp + b + C], the running chunk's columns at its
@@ -38,10 +40,14 @@ def unrolled(sizes: transformer.Sizes) -> bool:
           and sizes.num_params <= _UNROLLED_PARAMS)
 
 
-def empty(sizes, rows: int, length: int, dtype) -> Any:
+def empty(sizes, rows: int, length: int, dtype, as_values: bool = False
+          ) -> Any:
   """Per layer (keys [rows, K, hd, L], values [rows, K, L, hd]).
 
   A list over layers when unrolled, else stacked on axis 0.
+
+  Args:
+    as_values: stacked keys are [rows, K, L, hd], too.
   """
   lead = (rows, sizes.kv_heads)
   keys, values = (sizes.head_dim, length), (length, sizes.head_dim)
@@ -49,7 +55,8 @@ def empty(sizes, rows: int, length: int, dtype) -> Any:
     return [(jnp.zeros(lead + keys, dtype), jnp.zeros(lead + values, dtype))
             for _ in range(sizes.layers)]
   lead = (sizes.layers, *lead)
-  return jnp.zeros(lead + keys, dtype), jnp.zeros(lead + values, dtype)
+  return (jnp.zeros(lead + (values if as_values else keys), dtype),
+          jnp.zeros(lead + values, dtype))
 
 
 def nbytes(sizes, rows: int, length: int, dtype) -> int:
@@ -65,21 +72,26 @@ def ring_length(max_new_tokens: int, chunk: int) -> int:
   return -(-max_new_tokens // chunk) * chunk
 
 
-def put_prompts(kv, new, rows: Array) -> Any:
+def put_prompts(kv, new, rows: Array, as_values: bool = False) -> Any:
   """The prefix store with prompts [N, T, K, hd] written at `rows`.
 
   Rows out of range are dropped.
   """
 
-  def put(pair, news):
-    k = jnp.transpose(news[0], (0, 2, 3, 1)).astype(pair[0].dtype)
-    v = jnp.swapaxes(news[1], 1, 2).astype(pair[1].dtype)
-    return (pair[0].at[rows, :, :, : k.shape[3]].set(k, mode="drop"),
-            pair[1].at[rows, :, : v.shape[2]].set(v, mode="drop"))
+  def put(store, new):
+    new = jnp.swapaxes(new, 1, 2).astype(store.dtype)
+    return store.at[rows, :, : new.shape[2]].set(new, mode="drop")
+
+  def put_keys(store, new):
+    new = jnp.transpose(new, (0, 2, 3, 1)).astype(store.dtype)
+    return store.at[rows, :, :, : new.shape[3]].set(new, mode="drop")
 
   if isinstance(kv, list):
-    return [put(pair, news) for pair, news in zip(kv, new)]
-  return jax.vmap(put)(kv, new)
+    return [(put_keys(pk, k), put(pv, v))
+            for (pk, pv), (k, v) in zip(kv, new)]
+  (pk, pv), (k, v) = kv, new
+  return (jax.vmap(put if as_values else put_keys)(pk, k),
+          jax.vmap(put)(pv, v))
 
 
 def view(prefixes, ring, prefix: Array, slots: Array | None, length: int,
@@ -109,23 +121,21 @@ def view(prefixes, ring, prefix: Array, slots: Array | None, length: int,
   return out
 
 
-def merge(ring, buffer, column: Array) -> Any:
+def merge(ring, buffer, column: Array, as_values: bool = False) -> Any:
   """The ring with a chunk's keys and values written at `column`, all slots.
 
   ring: list or stacked pair; buffer: like it, with C columns.
   """
 
-  def put(pair, news):
-    k, v = pair
-    return (
-        jax.lax.dynamic_update_slice_in_dim(
-            k, news[0].astype(k.dtype), column, k.ndim - 1),
-        jax.lax.dynamic_update_slice_in_dim(
-            v, news[1].astype(v.dtype), column, v.ndim - 2))
+  def put(store, new, axis):
+    return jax.lax.dynamic_update_slice_in_dim(
+        store, new.astype(store.dtype), column, store.ndim - axis)
 
   if isinstance(ring, list):
-    return [put(pair, news) for pair, news in zip(ring, buffer)]
-  return put(ring, buffer)
+    return [(put(k, nk, 1), put(v, nv, 2))
+            for (k, v), (nk, nv) in zip(ring, buffer)]
+  (k, v), (nk, nv) = ring, buffer
+  return put(k, nk, 2 if as_values else 1), put(v, nv, 2)
 
 
 def _weights(scores: Array, mask: Array, hd: int, dtype) -> Array:
@@ -159,37 +169,72 @@ def attend_view(layer, q: Array, k: Array, v: Array, *, mask: Array,
   return out.reshape(s, 1, h, hd), (keys, values)
 
 
-def attend_stores(layer, q: Array, k: Array, v: Array, *, store,
-                  prefix: Array, length: int, mask: Array):
+def attend_stores(layer, q: Array, k: Array, v: Array, *, prefixes, ring,
+                  prefix: Array, length: int, mask: Array,
+                  as_values: bool = False):
   """One new token per slot against prefix store, ring, chunk and itself.
 
   Args:
-    layer: (its index, ring keys, values, buffer keys, values).
-    store: the prefix store of all layers. The slots' rows are taken straight
-      out of it: a slice of the layer would be a copy of all prompts.
+    layer: (its index, buffer keys, buffer values).
+    prefixes, ring: the stores of all layers. What is attended to is taken
+      straight out of them: a slice of the layer would be a copy.
     prefix: int32 [S] rows of the prefix store.
     length: ring columns that hold anything.
     mask: bool [S, Lp + length + C + 1].
+    as_values: keys lie [.., L, hd].
 
   Returns:
     (out [S, 1, H, hd], (k [S, K, hd], v [S, K, hd])).
   """
-  index, rk, rv, bk, bv = layer
-  pk, pv = (a[index, prefix] for a in store)
-  s, _, h, hd = q.shape
-  kh = k.shape[2]
-  q = q.reshape(s, kh, h // kh, hd)
+  index, *buffer = layer
   k, v = k[:, 0], v[:, 0]
-  keys = [a.astype(q.dtype) for a in (pk, rk[..., :length], bk)]
-  values = [a.astype(q.dtype) for a in (pv, rv[..., :length, :], bv)]
+  keys, values = (
+      [p[index, prefix], columns(r, index, length, last), b]
+      for p, r, b, last in zip(prefixes, ring, buffer,
+                               (not as_values, False)))
+  s, _, h, hd = q.shape
+  q = q.reshape(s, k.shape[1], -1, hd)
+  scores = scores_of(q, keys, k, as_values)
+  out = mixed(_weights(scores, mask, hd, q.dtype), values, v)
+  return out.reshape(s, 1, h, hd), (k, v)
+
+
+def columns(store: Array, index: Array, length: int, last: bool = False
+            ) -> Array:
+  """The first columns [S, K, length, hd] of a layer of a stacked store.
+
+  Args:
+    last: columns are the last axis, of the result, too.
+  """
+  size = list(store.shape)
+  size[0], size[-1 if last else -2] = 1, length
+  return jax.lax.dynamic_slice(store, (index, 0, 0, 0, 0), size)[0]
+
+
+def scores_of(q: Array, keys: list[Array], k: Array | None = None,
+              as_values: bool = True) -> Array:
+  """float32 [S, K, H/K, M] of queries [S, K, H/K, hd].
+
+  Args:
+    keys: parts [S, K, ., hd], M columns together.
+    k: [S, K, hd] of the token itself: one more column, the last.
+    as_values: False = the parts are [S, K, hd, .].
+  """
+  product = "skgd,skmd->skgm" if as_values else "skgd,skdm->skgm"
   f32 = dict(preferred_element_type=jnp.float32)
-  scores = jnp.concatenate(
-      [*[jnp.einsum("skgd,skdm->skgm", q, a, **f32) for a in keys],
-       jnp.einsum("skgd,skd->skg", q, k, **f32)[..., None]], -1)
-  w = _weights(scores, mask, hd, q.dtype)
-  out, first = w[..., -1:] * v[:, :, None], 0
+  parts = [jnp.einsum(product, q, a.astype(q.dtype), **f32) for a in keys]
+  if k is not None:
+    parts.append(jnp.einsum("skgd,skd->skg", q, k, **f32)[..., None])
+  return jnp.concatenate(parts, -1)
+
+
+def mixed(w: Array, values: list[Array], v: Array | None = None, **how
+          ) -> Array:
+  """Values [S, K, H/K, hd] under weights laid out like `scores_of`."""
+  out, first = 0 if v is None else w[..., -1:] * v[:, :, None], 0
   for a in values:
     last = first + a.shape[2]
-    out += jnp.einsum("skgm,skmd->skgd", w[..., first:last], a)
+    out += jnp.einsum("skgm,skmd->skgd", w[..., first:last],
+                      a.astype(w.dtype), **how)
     first = last
-  return out.reshape(s, 1, h, hd), (k, v)
+  return out

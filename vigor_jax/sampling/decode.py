@@ -20,6 +20,8 @@ rollout is the same in whatever slot, round or order it is drawn.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -28,6 +30,7 @@ from vigor_jax.policy import transformer
 from vigor_jax.sampling import cache as cache_lib
 from vigor_jax.sampling import logits as logits_lib
 from vigor_jax.sampling import random as random_lib
+from vigor_jax.sampling import spread
 from vigor_jax.sampling import state as state_lib
 from vigor_jax.sampling.state import (
     Control, Prefixes, Queue, Record, Report, Shape, Slots, State)
@@ -48,11 +51,13 @@ def prefill(weights: Weights, leaves, prefixes: Prefixes, tokens: Array,
   model, blocks = weights.model(leaves)
   n, length = tokens.shape
   positions = jnp.broadcast_to(jnp.arange(length), (n, length))
-  _, saved = model(tokens, positions, attention.causal_attend,
-                   blocks=blocks)
+  attend = attention.causal_attend
+  if weights.layout is not None and weights.layout.columns:
+    attend = spread.prompt_attention(weights.layout, prefixes_length(prefixes))
+  _, saved = model(tokens, positions, attend, blocks=blocks)
   last = jnp.take_along_axis(tokens, lengths[:, None] - 1, 1)[:, 0]
   return Prefixes(
-      cache_lib.put_prompts(prefixes.kv, saved, rows),
+      cache_lib.put_prompts(prefixes.kv, saved, rows, weights.as_values),
       prefixes.lengths.at[rows].set(lengths, mode="drop"),
       prefixes.last_token.at[rows].set(last, mode="drop"))
 
@@ -93,15 +98,15 @@ def _refill(prefixes: Prefixes, slots: Slots, queue: Queue, tail: Array,
   return jax.lax.cond(jnp.any(taken), insert, lambda s: s, slots)
 
 
-def _run(model, blocks, prefixes: Prefixes, slots: Slots, stop_ids: Array,
-         shape: Shape, chunk: int):
+def _run(weights: Weights, model, blocks, prefixes: Prefixes, slots: Slots,
+         stop_ids: Array, shape: Shape, chunk: int):
   """Up to C steps of the `width` first active slots.
 
   Returns:
     (per-slot results of the width, rank [S] of each slot in it, the chunk's
      keys and values for all slots, number of steps).
   """
-  sizes = model.sizes
+  sizes, layout = model.sizes, weights.layout
   num_slots = slots.active.shape[0]
   width, length = shape
   everyone = width == num_slots
@@ -123,18 +128,23 @@ def _run(model, blocks, prefixes: Prefixes, slots: Slots, stop_ids: Array,
   uniforms = random_lib.uniforms(pick(slots.row_key), generated, chunk)
   positions = (base + generated)[:, None] + jnp.arange(chunk)
   ropes = transformer.rope_tables(sizes, positions)
+  if layout is not None:
+    ropes = tuple(map(layout.whole, ropes))
 
   prompt = prefixes_length(prefixes)
   columns = jnp.arange(prompt)
-  mask = jnp.concatenate(
-      [columns[None] < base[:, None],
-       slots.written[None, :length] >= pick(slots.began)[:, None]], 1)
+  in_prompt = columns[None] < base[:, None]
+  in_ring = slots.written[None, :length] >= pick(slots.began)[:, None]
+  mask = jnp.concatenate([in_prompt, in_ring], 1)
   dtype = jnp.dtype(sizes.dtype)
   if blocks is not None:
     layers = cache_lib.view(prefixes.kv, slots.kv, prefix, chosen, length,
                             chunk, dtype)
   else:
-    layers = cache_lib.empty(sizes, width, chunk, dtype)
+    layers = cache_lib.empty(sizes, width, chunk, dtype, weights.as_values)
+  prompts = prefixes.kv
+  if weights.as_values and not layout.columns:
+    prompts = spread.copies(layout, prompts, prefix)
   record = state_lib.empty_record(width, chunk)
   now = jnp.arange(chunk)
   full = lambda recent: jnp.concatenate(
@@ -144,25 +154,34 @@ def _run(model, blocks, prefixes: Prefixes, slots: Slots, stop_ids: Array,
     i, token, active, generated, layers, record = carry
     at = lambda a: jax.lax.dynamic_index_in_dim(a, i, 1, False)
     rope = tuple(at(a)[:, None] for a in ropes)
+    if layout is not None:
+      token = layout.whole(token)
     if blocks is not None:
       attend = lambda layer, q, k, v: cache_lib.attend_view(
           layer, q, k, v, mask=full(now <= i), column=prompt + length + i)
       hidden, layers = model(token[:, None], None, attend, layers=layers,
                              blocks=blocks, rope=rope)
     else:
-      own = full(jnp.append(now < i, True))
-      attend = lambda layer, q, k, v: cache_lib.attend_stores(
-          layer, q, k, v, store=prefixes.kv, prefix=prefix, length=length,
-          mask=own)
+      own = jnp.append(now < i, True)
+      stores = dict(prefixes=prompts, ring=slots.kv, prefix=prefix,
+                    length=length)
+      if layout is not None:
+        attend = spread.Attention(layout, base=base, in_ring=in_ring, own=own,
+                                  **stores)
+      else:
+        attend = functools.partial(cache_lib.attend_stores, mask=full(own),
+                                   as_values=weights.as_values, **stores)
       hidden, (k, v) = model(
           token[:, None], None, attend, rope=rope,
-          layers=(jnp.arange(sizes.layers), *slots.kv, *layers))
-      put = jax.lax.dynamic_update_slice_in_dim
-      layers = (put(layers[0], k[..., None].astype(dtype), i, 4),
-                put(layers[1], v[..., None, :].astype(dtype), i, 3))
+          layers=(jnp.arange(sizes.layers), *layers))
+      one = lambda a: jnp.expand_dims(a, 3)
+      new = (one(k) if weights.as_values else k[..., None], one(v))
+      layers = cache_lib.merge(layers, new, i, weights.as_values)
     with jax.named_scope("sample"):
-      new = logits_lib.sample(model.logits(hidden[:, 0]), at(uniforms),
-                              *settings)
+      logits = model.logits(hidden[:, 0])
+      if layout is not None:
+        logits = layout.by_row(logits)
+      new = logits_lib.sample(logits, at(uniforms), *settings)
     record = Record(*[
         jax.lax.dynamic_update_slice_in_dim(r, n[:, None], i, 1)
         for r, n in zip(record, new)])
@@ -194,7 +213,7 @@ def _run(model, blocks, prefixes: Prefixes, slots: Slots, stop_ids: Array,
 
 def prefixes_length(prefixes: Prefixes) -> int:
   """Columns of the prefix store."""
-  return jax.tree.leaves(prefixes.kv)[0].shape[-1]
+  return jax.tree.leaves(prefixes.kv)[1].shape[-2]
 
 
 def _append(report: tuple, slots: Slots, ended: Array,
@@ -256,8 +275,8 @@ def decode(weights: Weights, leaves, prefixes: Prefixes, state: State,
     fits = jnp.stack([(count <= s.width) & (used <= s.length)
                       for s in shapes[:-1]] + [jnp.bool_(True)])
     choice = jnp.argmax(fits)
-    run = lambda shape: lambda: _run(model, blocks, prefixes, slots, stop_ids,
-                                     shape, chunk)
+    run = lambda shape: lambda: _run(weights, model, blocks, prefixes, slots,
+                                     stop_ids, shape, chunk)
     token, active, generated, record, new, steps = jax.lax.switch(
         choice, [run(s) for s in shapes])
 
@@ -286,7 +305,7 @@ def decode(weights: Weights, leaves, prefixes: Prefixes, state: State,
         marks = jnp.where(jnp.arange(chunk) < steps,
                           slots.time + jnp.arange(chunk), -1)
         slots = slots._replace(
-            kv=cache_lib.merge(slots.kv, new, at),
+            kv=cache_lib.merge(slots.kv, new, at, weights.as_values),
             written=jax.lax.dynamic_update_slice(slots.written, marks,
                                                  (at,)),
             time=slots.time + chunk)

@@ -120,6 +120,7 @@ def sample(logits: jax.Array, uniform: jax.Array, temperature: jax.Array,
   norm = jnp.log(jnp.sum(mass, -1))
   truncating = (~greedy) & ((top_k > 0) | (top_p < 1) | (min_p > 0))
 
+  @jax.named_scope("truncate")
   def cut():
     keep = keep_mask(scaled - top - norm[:, None], top_k, top_p, min_p)
     kept = jnp.where(keep | ~truncating[:, None], mass, 0.0)
@@ -129,11 +130,11 @@ def sample(logits: jax.Array, uniform: jax.Array, temperature: jax.Array,
   # for the best token only while some row wants it.
   tokens, kept_norm = jax.lax.cond(
       jnp.any(truncating), cut, lambda: (_invert(mass, uniform), norm))
-  tokens = jax.lax.cond(
-      jnp.any(greedy),
-      lambda: jnp.where(greedy, jnp.argmax(logits, -1).astype(jnp.int32),
-                        tokens),
-      lambda: tokens)
+  @jax.named_scope("greedy")
+  def best():
+    return jnp.where(greedy, jnp.argmax(logits, -1).astype(jnp.int32), tokens)
+
+  tokens = jax.lax.cond(jnp.any(greedy), best, lambda: tokens)
   chosen = jnp.take_along_axis(scaled - top, tokens[:, None], 1)[:, 0]
   return (tokens, chosen - norm,
           jnp.where(greedy, 0.0, chosen - kept_norm))

@@ -1,9 +1,7 @@
-"""The sampler on a mesh: which device holds which slot and prefix.
+"""The sampler's programs on a mesh, their results laid out as layout.py says.
 
-Slots are split over data and fsdp, kv heads over tensor. Every device group
-holds all prefixes of the step, so that any slot can take any prompt without
-asking another device; reports are whole everywhere, so that all hosts see the
-same rows and decide alike.
+Reports are whole everywhere, so that all hosts see the same rows and decide
+alike.
 """
 
 from __future__ import annotations
@@ -14,36 +12,26 @@ from typing import Any, Callable
 import jax
 
 from vigor_jax.policy import sharding
+from vigor_jax.sampling import layout as layout_lib
 from vigor_jax.sampling import state as state_lib
 
 
-def _kv(placement: sharding.Placement, kv: Any, rows) -> Any:
-  """Shardings of stores [(layers,) rows, K, ., .]."""
-  size = placement.mesh.shape["tensor"]
-
-  def one(array):
-    lead = (None,) * (array.ndim - 4)
-    heads = "tensor" if array.shape[-3] % size == 0 else None
-    return placement.named(*lead, rows, heads, None, None)
-
-  return jax.tree.map(one, kv)
-
-
-def state(placement: sharding.Placement, state: state_lib.State
+def state(layout: layout_lib.Layout, state: state_lib.State
           ) -> state_lib.State:
   """Shardings of a sampler's state (arrays or shapes)."""
-  rows = placement.named(None, sharding.BATCH)
-  whole = placement.replicated
+  rows = layout.placement.named(None, layout.slots)
+  whole = layout.placement.replicated
   return state_lib.State(
-      kv=_kv(placement, state.kv, sharding.BATCH), written=whole,
+      kv=layout.stores(state.kv, prompts=False), written=whole,
       record=rows, rows=rows, counters=whole)
 
 
-def prefixes(placement: sharding.Placement, prefixes: state_lib.Prefixes
+def prefixes(layout: layout_lib.Layout, prefixes: state_lib.Prefixes
              ) -> state_lib.Prefixes:
   """Shardings of the prefix store."""
-  whole = placement.replicated
-  return state_lib.Prefixes(_kv(placement, prefixes.kv, None), whole, whole)
+  whole = layout.placement.replicated
+  return state_lib.Prefixes(layout.stores(prefixes.kv, prompts=True), whole,
+                            whole)
 
 
 def empty(make: Callable[[], Any], shardings: Callable[[Any], Any]) -> Any:
@@ -51,22 +39,24 @@ def empty(make: Callable[[], Any], shardings: Callable[[Any], Any]) -> Any:
   return jax.jit(make, out_shardings=shardings(jax.eval_shape(make)))()
 
 
-def wrapped(placement: sharding.Placement, prefill: Callable,
+def wrapped(layout: layout_lib.Layout, prefill: Callable,
             decode: Callable) -> tuple[Callable, Callable]:
   """The programs with their results' shardings fixed, to be jitted."""
   fix = jax.lax.with_sharding_constraint
+  placement = layout.placement
 
   @functools.wraps(prefill)
   def placed_prefill(leaves, store, tokens, lengths, rows):
-    with sharding.activations(placement):
+    # Prompts are many tokens: weights travel, not activations.
+    with sharding.activations(placement, layer=sharding.SAMPLE_RULES):
       store = prefill(leaves, store, tokens, lengths, rows)
-    return fix(store, prefixes(placement, store))
+    return fix(store, prefixes(layout, store))
 
   @functools.wraps(decode)
   def placed_decode(*args):
-    with sharding.activations(placement):
+    with sharding.activations(placement, layout.batch):
       new, report = decode(*args)
-    return (fix(new, state(placement, new)),
+    return (fix(new, state(layout, new)),
             fix(report, placement.replicated))
 
   return placed_prefill, placed_decode

@@ -30,6 +30,7 @@ import numpy as np
 from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
 from vigor_jax.sampling import decode as decode_lib
+from vigor_jax.sampling import layout as layout_lib
 from vigor_jax.sampling import placed as placed_lib
 from vigor_jax.sampling.settings import Settings
 from vigor_jax.sampling import state as state_lib
@@ -76,14 +77,14 @@ def _settings_words(values: tuple) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=None)
-def _programs(graph, sizes, chunk: int, shapes, rows: int, placement):
+def _programs(graph, sizes, chunk: int, shapes, rows: int, layout):
   """Jitted programs, shared by every sampler of the same model."""
-  weights = weights_lib.of(graph, sizes, placement)
+  weights = weights_lib.of(graph, sizes, layout)
   prefill = functools.partial(decode_lib.prefill, weights)
   decode = functools.partial(decode_lib.decode, weights, chunk=chunk,
                              shapes=shapes, rows=rows)
-  if placement is not None:
-    prefill, decode = placed_lib.wrapped(placement, prefill, decode)
+  if layout is not None:
+    prefill, decode = placed_lib.wrapped(layout, prefill, decode)
   return (weights, jax.jit(prefill, donate_argnums=(1,)),
           jax.jit(decode, donate_argnums=(2,)))
 
@@ -128,6 +129,7 @@ class Sampler:
     self._batches = sorted(
         {n for n in (settings.few_prompts, settings.prefill_batch)
          if n and (n == settings.prefill_batch or n % rows == 0)})
+    layout = layout_lib.of(placement, sizes, settings)
     shapes = settings.shapes(sizes)
     if placement is None:
       self._stop_ids = jnp.asarray(self._stop_ids)
@@ -136,21 +138,22 @@ class Sampler:
       shapes = tuple(s for s in shapes if s.width == settings.slots)
       self._stop_ids = placement.put(self._stop_ids, placement.replicated)
     self._weights, self._prefill, self._decode = _programs(
-        graph, sizes, settings.chunk, shapes, settings.report_rows, placement)
+        graph, sizes, settings.chunk, shapes, settings.report_rows, layout)
     self._params, self._leaves = None, None
     dtype = jnp.dtype(settings.cache_dtype)
     prefixes = functools.partial(state_lib.empty_prefixes, sizes,
-                                 settings.prefixes, buckets[-1], dtype)
+                                 settings.prefixes, buckets[-1], dtype,
+                                 self._weights.as_values)
     state = functools.partial(
         state_lib.empty_state, sizes, settings.slots, settings.ring,
-        settings.max_new_tokens, dtype)
+        settings.max_new_tokens, dtype, self._weights.as_values)
     if placement is None:
       self._prefixes, self._state = prefixes(), state()
     else:
       self._prefixes = placed_lib.empty(
-          prefixes, functools.partial(placed_lib.prefixes, placement))
+          prefixes, functools.partial(placed_lib.prefixes, layout))
       self._state = placed_lib.empty(
-          state, functools.partial(placed_lib.state, placement))
+          state, functools.partial(placed_lib.state, layout))
     self.seconds = {"prefill": 0.0, "decode": 0.0}
     self.begin(0)
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
 from vigor_jax.sampling import cache as cache_lib
+from vigor_jax.sampling import layout as layout_lib
 from vigor_jax.sampling import state as state_lib
 
 # A report larger than this many tokens is handed over in parts.
@@ -109,29 +110,31 @@ class Settings:
                   ) -> dict[str, int]:
     """Bytes of keys and values: slots, prefixes, the running chunk's view.
 
-    On a mesh, of one device: slots are split over data and fsdp, heads over
-    tensor where they divide, and every group of devices holds all prefixes.
+    On a mesh, of one device: see layout.py.
     """
-    rows, heads = 1, 1
-    if placement is not None:
-      rows, tensor = placement.rows, placement.mesh.shape["tensor"]
-      heads = tensor if sizes.kv_heads % tensor == 0 else 1
-    slots = -(-self.slots // rows)
-    count = lambda *what: cache_lib.nbytes(sizes, *what) // heads
+    layout = layout_lib.of(placement, sizes, self)
+    slots, prompts = 1, 1
+    if layout is not None:
+      slots = layout.slot_parts * placement.count(layout.heads)
+      prompts = layout.prefix_parts
     width = self.chunk
     if cache_lib.unrolled(sizes):
       width += self.prompt_buckets[-1] + self.ring
+    elif layout is not None and not layout.columns:
+      width += self.prompt_buckets[-1]
+    count = lambda *what: cache_lib.nbytes(sizes, *what)
     return {
-        "slots": count(slots, self.ring, self.cache_dtype),
+        "slots": count(self.slots, self.ring, self.cache_dtype) // slots,
         "prefixes": count(self.prefixes, self.prompt_buckets[-1],
-                          self.cache_dtype),
-        "chunk": count(slots, width, sizes.dtype),
+                          self.cache_dtype) // prompts,
+        "chunk": count(self.slots, width, sizes.dtype) // slots,
     }
 
   def decode_bytes(self, sizes: transformer.Sizes,
                    placement: sharding.Placement | None = None) -> int:
     """Bytes a device needs beside the weights: cache, and a step's logits."""
-    rows = 1 if placement is None else placement.rows
+    layout = layout_lib.of(placement, sizes, self)
+    rows = 1 if layout is None else placement.count(layout.everyone)
     logits = _LOGITS * -(-self.slots // rows) * sizes.vocab * 4
     return sum(self.cache_bytes(sizes, placement).values()) + logits
 

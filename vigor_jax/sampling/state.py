@@ -168,9 +168,10 @@ class Control(NamedTuple):
   step: Any
 
 
-def empty_prefixes(sizes, prompts: int, length: int, dtype) -> Prefixes:
+def empty_prefixes(sizes, prompts: int, length: int, dtype,
+                   as_values: bool = False) -> Prefixes:
   """A prefix store for `prompts` prompts of at most `length` tokens."""
-  return Prefixes(cache_lib.empty(sizes, prompts, length, dtype),
+  return Prefixes(cache_lib.empty(sizes, prompts, length, dtype, as_values),
                   jnp.ones((prompts,), jnp.int32),
                   jnp.zeros((prompts,), jnp.int32))
 
@@ -182,10 +183,10 @@ def empty_record(rows: int, length: int) -> Record:
 
 
 def empty_state(sizes, slots: int, ring: int, max_new_tokens: int,
-                dtype) -> State:
+                dtype, as_values: bool = False) -> State:
   """All slots free; `ring` is the number of its columns."""
   return State(
-      cache_lib.empty(sizes, slots, ring, dtype),
+      cache_lib.empty(sizes, slots, ring, dtype, as_values),
       jnp.full((ring,), -1, jnp.int32),
       jnp.zeros((3, slots, max_new_tokens), jnp.int32),
       jnp.zeros((len(ROWS) + 7, slots), jnp.int32),

@@ -13,9 +13,9 @@ import functools
 from flax import nnx
 import jax
 
-from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
 from vigor_jax.sampling import cache
+from vigor_jax.sampling import layout as layout_lib
 
 
 class Weights:
@@ -24,17 +24,22 @@ class Weights:
   Args:
     graph: nnx graph of the transformer.
     sizes: its sizes.
-    placement: where arrays live on a mesh; None = one device.
+    layout: where arrays live on a mesh; None = one device.
   """
 
   def __init__(self, graph, sizes: transformer.Sizes,
-               placement: sharding.Placement | None = None):
+               layout: layout_lib.Layout | None = None):
     self.sizes = sizes
     self._graph = graph
     self._unrolled = cache.unrolled(sizes)
-    self._placement = placement
+    self.layout = layout
     self.program = jax.jit(self._fuse if self._unrolled
                            else self._sampling_layout)
+
+  @property
+  def as_values(self) -> bool:
+    """How keys lie in the stores; see cache.py."""
+    return self.layout is not None and not self._unrolled
 
   def _fuse(self, params):
     model = nnx.merge(self._graph, params)
@@ -45,10 +50,10 @@ class Weights:
     rest_graph, rest = nnx.split(model)
     parts = [nnx.split(block) for block in blocks]
     leaves, tree = jax.tree.flatten((rest, [state for _, state in parts]))
-    if self._placement is not None:
+    if self.layout is not None:
       # Small enough for every device to hold it whole.
       leaves = jax.lax.with_sharding_constraint(
-          leaves, self._placement.replicated)
+          leaves, self.layout.placement.replicated)
     # Static results of tracing, the same for all parameters of this graph.
     self._static = rest_graph, [graph for graph, _ in parts], tree
     return tuple(leaves)
@@ -57,7 +62,7 @@ class Weights:
     """Arrays to hand to a program, of parameters (an nnx state)."""
     if self._unrolled:
       return self.program(params)
-    if self._placement is not None:
+    if self.layout is not None:
       params = self.program(params)
     leaves, tree = jax.tree.flatten(params)
     self._static = tree
@@ -67,23 +72,25 @@ class Weights:
     """Shapes and shardings of `prepare(params)` on a mesh."""
     leaves, tree = jax.tree.flatten(jax.eval_shape(self.program, params))
     if self._unrolled:
-      shardings = [self._placement.replicated] * len(leaves)
+      shardings = [self.layout.placement.replicated] * len(leaves)
     else:
       self._static = tree
-      shardings = jax.tree.leaves(self._placement.tree(
-          jax.tree.unflatten(tree, leaves), sharding.SAMPLE_RULES))
+      shardings = jax.tree.leaves(self._split(
+          jax.tree.unflatten(tree, leaves)))
     return tuple(jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
                  for a, s in zip(leaves, shardings))
 
   def _sampling_layout(self, params):
-    """Parameters in the dtype of the computation, gathered over fsdp.
+    """Parameters in the dtype of the computation, their width whole.
 
     A layout of its own: reading weights that other chips hold would cost
     every decode step a gather.
     """
     params = jax.tree.map(lambda a: a.astype(self.sizes.dtype), params)
-    return jax.lax.with_sharding_constraint(
-        params, self._placement.tree(params, sharding.SAMPLE_RULES))
+    return jax.lax.with_sharding_constraint(params, self._split(params))
+
+  def _split(self, params):
+    return self.layout.placement.tree(params, dict(self.layout.rules))
 
   def model(self, leaves):
     """(transformer, its layers one by one or None), inside a program."""
@@ -98,6 +105,6 @@ class Weights:
 
 @functools.lru_cache(maxsize=None)
 def of(graph, sizes: transformer.Sizes,
-       placement: sharding.Placement | None = None) -> Weights:
+       layout: layout_lib.Layout | None = None) -> Weights:
   """The one `Weights` of a graph, shared by its samplers."""
-  return Weights(graph, sizes, placement)
+  return Weights(graph, sizes, layout)

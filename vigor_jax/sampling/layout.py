@@ -1,0 +1,146 @@
+"""Which device holds which part of the sampler's arrays, and of the weights.
+
+    batch     axes over which slots are split and weights are repeated
+    heads     axes that split kv heads, in weights and stores
+    columns   the other axes that split weights: slots of the ring are split
+              over them, and the columns of the prompts
+
+A large model's weights never travel: q, o and the MLP are split over heads and
+columns, every device multiplies all slots of its batch with its piece, and what
+travels are activations. Cached completions are split by slot and head. A prompt
+may be read by any slot, so each device keeps some columns of every prompt, and
+what slots attend to there is put together from all devices (spread.py).
+
+A small model's weights are whole on every device; its slots are split over data
+and fsdp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Mapping
+
+import jax
+
+from vigor_jax.policy import sharding
+from vigor_jax.policy import transformer
+from vigor_jax.sampling import cache
+
+Array = jax.Array
+Axes = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """See the module's docstring; hashable, so that programs are shared.
+
+  Attributes:
+    placement: the mesh.
+    batch, heads, columns: mesh axes.
+    rules: mesh axes by name of a parameter's axis; None = whole.
+  """
+
+  placement: sharding.Placement
+  batch: Axes
+  heads: Axes
+  columns: Axes
+  rules: tuple[tuple[str, Axes], ...] | None
+
+  @property
+  def slots(self) -> Axes:
+    """Axes that split the slots of the ring."""
+    return self.batch + self.columns
+
+  @property
+  def prefix_parts(self) -> int:
+    """Pieces of the prefix store; each is held by `batch` many devices."""
+    return self.placement.count(self.heads + self.columns)
+
+  @property
+  def slot_parts(self) -> int:
+    """Pieces of the slots."""
+    return self.placement.count(self.slots)
+
+  @property
+  def everyone(self) -> Axes:
+    """Axes that split the rows of logits."""
+    return self.batch + (self.columns + self.heads if self.rules else ())
+
+  def whole(self, a: Array) -> Array:
+    """Rows [S, ...] that every device of a batch holds."""
+    return jax.lax.with_sharding_constraint(
+        a, self.placement.named(self.batch, *[None] * (a.ndim - 1)))
+
+  def by_row(self, logits: Array) -> Array:
+    """Logits [S, V], made split by vocabulary, as each row's device needs.
+
+    In two steps: in one, the compiler gathers the output matrix.
+    """
+    if self.rules is None:
+      return logits
+    fix = jax.lax.with_sharding_constraint
+    named, vocab = self.placement.named, dict(self.rules).get("vocab")
+    return fix(fix(logits, named(self.batch, vocab or None)),
+               named(self.everyone, None))
+
+  def stores(self, kv: Any, prompts: bool) -> Any:
+    """Shardings of stores [(layers,) rows, K, ., .], of prompts or slots."""
+    rows = None if prompts else self.slots
+    columns = self.columns if prompts and self.columns else None
+    heads = self.heads or None
+
+    def one(array, axes):
+      lead = (None,) * (array.ndim - 4)
+      return self.placement.named(*lead, rows, heads, *axes)
+
+    # Only stacked stores, whose keys lie like values, are split by columns.
+    return jax.tree.map(lambda a: one(a, (columns, None)), kv)
+
+
+def of(placement: sharding.Placement | None, sizes: transformer.Sizes,
+       settings: Any, stationary: bool = True) -> Layout | None:
+  """The layout of a model's sampler on a mesh; None on one device.
+
+  Args:
+    settings: slots and prompt lengths must divide by the devices, or the
+      weights are split over tensor only.
+    stationary: split weights over fsdp, too.
+  """
+  if placement is None:
+    return None
+  axes = ("tensor", "fsdp") if stationary else ("tensor",)
+  batch = tuple(a for a in sharding.MESH_AXES if a not in axes)
+  if cache.unrolled(sizes):
+    return _plain(placement, sizes, None)
+  heads, columns = [], []
+  for axis in axes:
+    fits = sizes.kv_heads % placement.count((*heads, axis)) == 0
+    (heads if fits else columns).append(axis)
+  heads, columns = tuple(heads), tuple(columns)
+  split = heads + columns
+  whole = placement.count(columns)
+  if whole == 1:
+    heads, columns = split, ()
+  in_heads = sizes.heads % placement.count(split) == 0
+  in_dim = sizes.head_dim % whole == 0
+  if (settings.slots % placement.count(batch + split)
+      or settings.prompt_buckets[-1] % whole
+      or not (in_heads or in_dim)):
+    return (of(placement, sizes, settings, False) if stationary
+            else _plain(placement, sizes, sharding.SAMPLE_RULES))
+  fitting = lambda size: next(
+      split[:n] for n in range(len(split), -1, -1)
+      if size % placement.count(split[:n]) == 0)
+  rules = dict(
+      heads=split if in_heads else heads, kv_heads=heads,
+      head_dim=() if in_heads else columns,
+      ffn=fitting(sizes.ffn), vocab=fitting(sizes.vocab))
+  return Layout(placement, batch, heads, columns, tuple(rules.items()))
+
+
+def _plain(placement, sizes, rules: Mapping[str, str] | None) -> Layout:
+  """Slots over data and fsdp, heads over tensor where they divide."""
+  fits = sizes.kv_heads % placement.mesh.shape["tensor"] == 0
+  heads = ("tensor",) if fits else ()
+  rules = rules and tuple((k, (v,)) for k, v in rules.items())
+  return Layout(placement, sharding.BATCH, heads, (), rules)
