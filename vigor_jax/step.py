@@ -86,11 +86,12 @@ class TrainingStep:
           rollouts.buffer, groups, allocator, rollouts.prompts.tokens,
           self._estimator, seed=config.seed, step=number)
     distributed.cluster().agree(f"step {number + 1}", rollouts.decisions())
-    with timer("update"):
-      state, updated = update_lib.run_updates(
-          parts.updater, state, batch, config, number, reference)
+    # Before the update, whose work empties the host's caches.
     with timer("allocate"):
       parts.stream.advance(groups.taken)
       allocator.end(groups)
       self.meter.add(groups)
+    with timer("update"):
+      state, updated = update_lib.run_updates(
+          parts.updater, state, batch, config, number, reference)
     return state, StepResult(rollouts, batch, updated)

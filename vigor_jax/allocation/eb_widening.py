@@ -112,8 +112,9 @@ class Prior:
     weights = self.weights
     for _ in range(iterations):
       # A factor in the weights cancels, so they are normalised at the end.
-      share = number / (like @ weights)
-      weights = weights * (share @ like) + PSEUDO_COUNT
+      share = number / like.dot(weights)
+      weights = weights * share.dot(like)
+      weights += PSEUDO_COUNT
     self.weights = weights / weights.sum()
 
   def remember(self, n, k) -> None:
