@@ -108,8 +108,8 @@ HEADLINE = {
   **UNIFORMS,
   "vigor": "vigor",
   "eb_widening": "eb_widening",
-  "eb_effective": "eb_effective",
-  "eb_predicted": "eb_predicted",
+  tables.BEFORE: tables.BEFORE,
+  HOUSE: HOUSE,
 }
 OTHERS = {
   name: name
@@ -119,6 +119,8 @@ OTHERS = {
     "reinforce_ada", "pilot_commit", "speed",
   )
 }  # fmt: skip
+# The control of the rule of the house: it sees another prompt's features.
+OTHERS["eb_predicted, shuffled"] = "eb_predicted:looks=shuffled"
 ABLATIONS = {
   "random_top": "random_top",
   "low_success_first": "low_success_first",
@@ -236,7 +238,8 @@ def best_rates(screening) -> dict[str, float]:
 def laboratory(streams, workdir: pathlib.Path) -> dict:
   """32 x 8 / rule in rollouts to target for the same cells, by the lab."""
   results = lab.Results(workdir / "lab.json", lab.Protocol())
-  rules = (*lab.UNIFORMS, *map(lab.Rule, ("vigor", "eb_widening", HOUSE)))
+  adaptive = ("vigor", "eb_widening", tables.BEFORE, HOUSE)
+  rules = (*lab.UNIFORMS, *map(lab.Rule, adaptive))
   found = {}
   for stream in streams:
     preset, fields = WORLDS[stream]

@@ -28,15 +28,17 @@ from vigor_jax.reporting import wording
 FRACTIONS = (0.5, 0.85)
 RISE = 5 / 6  # of the run, over which 32 x 8's rise fixes the targets
 PUBLISHED = "uniform 32 x 8"
-HOUSE = "eb_effective"
+HOUSE, BEFORE = "eb_predicted", "eb_effective"  # the rule, and its forerunner
 MEASURES = wording.MEASURES
 # Rows of the tables; streams and rules that are not named come last.
 ORDER = (
   PUBLISHED, "uniform 64 x 4", "uniform 128 x 2", "vigor", "eb_widening",
-  "eb_effective", "eb_predicted",
+  BEFORE, HOUSE,
 )  # fmt: skip
 STREAM_ORDER = ("sparse_signal", "plain", "hard_junk", "stack, sparse",
-                "stack, plain")  # fmt: skip
+                "stack, plain", "sparse_signal, 512", "plain, 512",
+                "hard_junk, 512", "sparse_signal, q = .1",
+                "stack, plain, q = .1", "sparse_signal, long")  # fmt: skip
 _BLOCK = r"(<!-- claims:{name} -->\n)(?:(?!<!-- ).)*(<!-- /claims -->)"
 
 
@@ -197,10 +199,21 @@ def _percent(value: float) -> str:
 
 
 def headline(data) -> str:
-  """One row per stream and rule."""
+  """One row per stream and rule of the headline."""
+  return _against_uniform(data, lambda rule: rule in ORDER)
+
+
+def others(data) -> str:
+  """The same for the other rules, beside the best uniform split."""
+  return _against_uniform(data, lambda rule: rule not in ORDER)
+
+
+def _against_uniform(data, shows) -> str:
   rows = []
   for stream, rules in streams_of(data).items():
     for rule, o in analyse(rules).items():
+      if not shows(rule):
+        continue
       best, published = o["best"], o["published"]
       rows.append(
         (
@@ -224,7 +237,7 @@ def spending(data) -> str:
   rows = []
   for stream, rules in streams_of(data).items():
     for rule, o in analyse(rules).items():
-      if not rule.startswith("uniform"):
+      if rule in ORDER and not rule.startswith("uniform"):
         shown = [_text(o["best"][m][0]) for m in MEASURES]
         if data.get("shared"):
           shown[-1] = "not measured"
@@ -236,14 +249,14 @@ def house(data) -> str:
   """The rule of the house against the rule it came from, same pairs."""
   rows = []
   for stream, rules in streams_of(data).items():
-    if HOUSE not in rules or "eb_widening" not in rules:
+    if HOUSE not in rules or BEFORE not in rules:
       continue
     goal = goals(rules[PUBLISHED])
     shown = [
       _text(
         ratio(
           *(
-            spent(rules[r], goal, t, "rollouts") for r in ("eb_widening", HOUSE)
+            spent(rules[r], goal, t, "rollouts") for r in (BEFORE, HOUSE)
           )
         )
       )
@@ -333,6 +346,7 @@ def agreement(data) -> str:
 
 BLOCKS = {
   "headline": headline,
+  "others": others,
   "spending": spending,
   "house": house,
   "ablations": ablations,
