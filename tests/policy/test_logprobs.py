@@ -186,7 +186,7 @@ def test_the_update_program_has_no_array_of_all_logits(monkeypatch):
   floats = [np.zeros(shape, np.float32)] * 3
   batch = packing.Packed(*ints, *floats)
   update_program = update._programs(
-    graph, updater.objective, optimizer.OptimizerOptions(), None
+    graph, updater.objective, optimizer.OptimizerOptions(), None, None
   )[1]
   text = (
     update_program.lower(
