@@ -119,8 +119,8 @@ OTHERS = {
     "reinforce_ada", "pilot_commit", "speed",
   )
 }  # fmt: skip
-# The control of the rule of the house: it sees another prompt's features.
-OTHERS["eb_predicted, shuffled"] = "eb_predicted:looks=shuffled"
+# The rule of the house with another prompt's features, at the rule's own rate.
+CONTROL = {"eb_predicted, shuffled": "eb_predicted:looks=shuffled"}
 ABLATIONS = {
   "random_top": "random_top",
   "low_success_first": "low_success_first",
@@ -277,6 +277,9 @@ def measure(options, data: dict) -> None:
       data["screening"] |= screen(rules, tried, options)
       data["rates"] = rates = best_rates(data["screening"])
       save()
+    if stage == "others":
+      rules = rules | CONTROL
+      rates = rates | dict.fromkeys(CONTROL, rates[HOUSE])
     streams = options.streams if stage == "headline" else SCREENING
     seeds = OTHERS_SEEDS if stage == "others" else SEEDS
     begun = time.monotonic()
