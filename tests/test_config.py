@@ -544,6 +544,10 @@ def test_brief_shows_what_was_chosen(example):
   left = int(lines[0].split("; ")[1].split()[0])
   count = len(config_lib.pretty(config).splitlines())
   assert left == count - sum("=" in field for field in fields)
+  others = config_lib.rest(config).splitlines()
+  assert max(map(len, others)) <= 80
+  assert "optimizer" in " ".join(others) and "clip_norm=" in " ".join(others)
+  assert left == sum(word.count("=") for line in others for word in line.split())
 
 
 @pytest.mark.parametrize(

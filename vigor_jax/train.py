@@ -285,8 +285,8 @@ def _supervised(parts, record, signals) -> dict[str, Any]:
 
 def _define(values: flags.FlagValues) -> None:
   flags.DEFINE_boolean(
-      "print_config", False, "print every field of the configuration, not only "
-      "what differs from the defaults", flag_values=values)
+      "print_config", False, "print the configuration a field a line, by its "
+      "full name", flag_values=values)
 
 
 def main(argv) -> None:
@@ -308,7 +308,8 @@ def _main(args, command: str) -> None:
         print(showing.pretty(args.config), flush=True)
       else:
         print(showing.brief(args.config, f"{args.workdir.rstrip('/')}/"
-                            f"{record_lib.CONFIG_FILE}"), flush=True)
+                            f"{record_lib.CONFIG_FILE}"))
+        print(showing.rest(args.config), flush=True)
     with distributed.guarded(passing=record_lib.Interrupted):
       summary = train(args.config, args.workdir, command=command)
       if team.primary:

@@ -32,6 +32,7 @@ from vigor_jax.config.checks import mesh_shape
 from vigor_jax.config.checks import validate
 from vigor_jax.config.showing import brief
 from vigor_jax.config.showing import pretty
+from vigor_jax.config.showing import rest
 
 __all__ = [
   "Args",
@@ -50,6 +51,7 @@ __all__ = [
   "parse",
   "parse_flags",
   "pretty",
+  "rest",
   "read_json",
   "to_json",
   "validate",

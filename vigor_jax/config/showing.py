@@ -33,28 +33,47 @@ def brief(config, kept: str) -> str:
     config: the resolved configuration.
     kept: the file that holds every field.
   """
+  chosen, others = _chosen(config)
+  return "\n".join([
+    f"configuration ({kept} has all; {len(others)} more are at their defaults)",
+    *_sections(chosen),
+  ])
+
+
+def rest(config) -> str:
+  """Returns what `brief` leaves out, the same way: fields at their defaults."""
+  return "\n".join(["at their defaults:", *_sections(_chosen(config)[1])])
+
+
+def _chosen(config) -> tuple[dict, dict]:
+  """({path: value} of what `brief` shows, the same of the others)."""
   defaults = fields.flatten(default_config(config.task.name))
   own = f"allocation.{config.allocation.name}."
   values = _used(config)
+  values = {path: values[path] for path in dict.fromkeys((*_ALWAYS, *values))}
+  chosen = {
+    path: value
+    for path, value in values.items()
+    if path in _ALWAYS or path.startswith(own) or value != defaults.get(path)
+  }
+  return chosen, {p: v for p, v in values.items() if p not in chosen}
+
+
+def _sections(values: dict) -> list[str]:
+  """The lines of fields, packed by section."""
   sections: dict[str, list[str]] = {"": []}
-  for path in dict.fromkeys((*_ALWAYS, *values)):
-    value = values[path]
-    chosen = path in _ALWAYS or path.startswith(own)
-    if chosen or value != defaults.get(path):
-      section, dot, name = path.partition(".")
-      if not dot:
-        section, name = "", path
-      sections.setdefault(section, []).append(f"{name}={_text(value)}")
-  shown = sum(map(len, sections.values()))
-  lines = [
-    f"configuration ({kept} has all; {len(values) - shown} more are at their"
-    " defaults)"
-  ]
+  for path, value in values.items():
+    section, dot, name = path.partition(".")
+    if not dot:
+      section, name = "", path
+    sections.setdefault(section, []).append(f"{name}={_text(value)}")
   indent = max(map(len, sections)) + 4
+  lines = []
   for section, entries in sections.items():
-    start = f"  {section:<{indent - 2}}" if section else "  "
-    lines += _packed(start, entries)
-  return "\n".join(lines)
+    if entries:
+      start = f"  {section:<{indent - 2}}" if section else "  "
+      lines += _packed(start, entries)
+  return lines
 
 
 def _used(config) -> dict:
