@@ -19,7 +19,7 @@ The same for eb_effective, whose host work is less, beside them.
 Whole steps, the rules taking turns in one process on one core; CPU seconds,
 lower quartiles. The large model is random, so its verdicts are drawn by the
 prompt's level, a pure function of what was asked and answered: a share of
-mixed groups as in `sparse_signal`, outputs of up to 25 tokens. About 12
+mixed groups as in `sparse_signal`, outputs of up to 25 tokens. About 9
 minutes; --quick takes a small model in place of the large one.
 """
 
@@ -145,9 +145,9 @@ def main():
   for label, found in (("demo", first), ("54m", second)):
     for name in found:
       rows = np.array(found[name])
-      figures[f"{label}_ms_{name}"] = 1e3 * per(found, name, 0)
-      figures[f"{label}_active_{name}"] = float(rows[:, 3].mean())
-      figures[f"{label}_tokens_{name}"] = float(rows[:, 2].mean())
+      figures[f"{label}_ms_a_step_{name}"] = 1e3 * per(found, name, 0)
+      figures[f"{label}_active_a_step_{name}"] = float(rows[:, 3].mean())
+      figures[f"{label}_tokens_a_step_{name}"] = float(rows[:, 2].mean())
   for name, value in figures.items():
     print(f"{name:36s} {value:.4g}")
   targets = {} if args.quick else TARGETS
