@@ -99,13 +99,28 @@ class TestNoise:
       lambda uid: np.where(uid % 4 == 0, 0.5, 0.9)  # noise .1 on sure ones
     )
     for r in (unknown, given):
-      for step in range(eb_effective.WAIT + 3):
+      for step in range(unknown.wait + 3):
         assert r.noise == (0.1 if r is given else 0.0) or step > 4
         groups = r.begin(stream, step)
         helpers.play(r, groups, reward)
         r.end(groups)
     assert 0.04 < unknown.noise < 0.16 and given.noise == 0.1
 
+  def test_a_rule_that_stops_by_looks_must_tell_them_apart(self):
+    """Hard-looking prompts get two verdicts, others go on until one is wrong:
+    together they refute the true share, by kinds they do not."""
+    rng = np.random.default_rng(0)
+    noise, size = 0.1, 600
+    kind = (np.arange(size) % 2).astype(float)
+    p = np.where(kind == 0, 0.002, 0.5)
+    first = counts_of(p, np.full(size, 2), noise, rng)
+    more = counts_of(p, np.full(size, 6), noise, rng)
+    go_on = (kind == 1) | (first[:, 1] > 0) & (rng.random(size) < 0.1)
+    first[go_on, :2] += more[go_on, :2]
+    by_kind = np.insert(first, 2, kind, axis=1)
+    found = eb_effective.estimate_noise(by_kind)
+    assert found == pytest.approx(noise, abs=0.03)
+    assert eb_effective.estimate_noise(first) < found
 
   def test_pooled_counts_say_the_same(self):
     rng = np.random.default_rng(6)

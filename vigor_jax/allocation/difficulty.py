@@ -204,7 +204,7 @@ class Conditional:
       common: float64 [grid], the prior of all prompts.
       iterations: of EM.
     """
-    rows = np.concatenate([self._pooled, rows])
+    rows = np.concatenate([self.pooled, rows])
     like = likelihood(rows[:, 0], rows[:, 1])
     knot = rows[:, 2].astype(np.int64)
     weight = (knot == np.arange(len(KNOTS))[:, None]) * rows[:, 3]
@@ -228,7 +228,7 @@ class Conditional:
     rows = np.concatenate([np.zeros((0, 4)), *self.recent])
     kinds, index = np.unique(rows[:, :3], axis=0, return_inverse=True)
     number = np.bincount(index.reshape(-1), rows[:, 3], len(kinds))
-    self._pooled = np.column_stack([kinds, number])
+    self.pooled = np.column_stack([kinds, number])
 
   def state_dict(self) -> dict:
     return {

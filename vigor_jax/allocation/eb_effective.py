@@ -29,6 +29,7 @@ then tells as much about p as 1 / phi verdicts do.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -37,9 +38,9 @@ from vigor_jax.allocation.eb_widening import GRID
 
 NOISES = np.array([0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2])
 UNKNOWN = -1.0
-# Log likelihood that the largest unrefuted noise may cost.
-SLACK = 1.0
-WAIT = 5  # steps on record before the estimate is used
+# Log likelihood that the largest unrefuted noise may cost: a restriction that
+# is true, and just so, costs each kind of prompt .25 +- .56.
+SLACK = (0.25, 0.75)
 FIT_ITERATIONS = 60
 FORGET = 0.9  # a step's weight in phi, from step to step
 LEAST_SPREAD = 0.05
@@ -89,20 +90,31 @@ def evidence(rows, noise: float, iterations: int = FIT_ITERATIONS) -> float:
   """Largest log likelihood of counts under wrong verdicts with chance q.
 
   Args:
-    rows: float [m, 3], (n, k, number of prompts).
+    rows: float [m, 3 or 4], (n, k, kind if there are several, number of
+      prompts); every kind of prompt has a distribution of p of its own.
     noise: q.
-    iterations: of EM for the distribution of p, from a flat start.
+    iterations: of EM for the distributions, from flat ones.
   """
-  n, k, number = rows.T
+  n, k, number = rows.T[[0, 1, -1]]
   seen = noise + (1 - 2 * noise) * GRID
   logs = k[:, None] * np.log(seen) + (n - k)[:, None] * np.log1p(-seen)
   top = logs.max(1, keepdims=True)
   like = np.exp(logs - top)
-  weights = np.full(len(GRID), 1 / len(GRID))
+  kinds, kind = _kinds(rows)
+  members = (kind == np.arange(len(kinds))[:, None]) * number
+  weights = np.full((len(kinds), len(GRID)), 1 / len(GRID))
   for _ in range(iterations):
-    weights = weights * ((number / (like @ weights)) @ like)
-    weights /= weights.sum()
-  return float(number @ (np.log(like @ weights) + top[:, 0]))
+    post = like * weights[kind]
+    weights = members @ (post / post.sum(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True)
+  return float(number @ (np.log((like * weights[kind]).sum(1)) + top[:, 0]))
+
+
+def _kinds(rows):
+  """(The kinds of prompts, each row's number among them)."""
+  kind = rows[:, 2] if rows.shape[1] > 3 else np.zeros(len(rows))
+  kinds, index = np.unique(kind, return_inverse=True)
+  return kinds, index.reshape(-1)
 
 
 def estimate_noise(rows) -> float:
@@ -111,12 +123,18 @@ def estimate_noise(rows) -> float:
   Verdicts with noise q are seen right with p' in [q, 1 - q], a restriction,
   so the likelihood falls with q; where no prompt is nearly sure, wrong verdicts
   cannot be told from medium difficulty, and the largest q is a bound only.
+
+  Args:
+    rows: float [m, 3 or 4], see `evidence`. A rule that spends by more than the
+      verdicts must tell prompts apart by that: if it stops early at those that
+      look hard, the counts of all together refute any q.
   """
-  free = evidence(rows, 0.0)
-  for q in NOISES[:0:-1]:
-    if evidence(rows, q) >= free - SLACK:
-      return float(q)
-  return 0.0
+  kinds = len(_kinds(rows)[0])
+  least = evidence(rows, 0.0) - SLACK[0] * kinds - SLACK[1] * kinds**0.5
+  for last, q in itertools.pairwise(NOISES):
+    if evidence(rows, q) < least:
+      return float(last)
+  return float(NOISES[-1])
 
 
 class EbEffective(widening.Widening):
@@ -124,6 +142,7 @@ class EbEffective(widening.Widening):
 
   name = "eb_effective"
   Options = EbEffectiveOptions
+  wait = 5  # steps on record before the estimate of the noise is used
 
   def setup(self) -> None:
     super().setup()
@@ -205,6 +224,11 @@ class EbEffective(widening.Widening):
     )
 
   def end(self, groups: base.Groups) -> None:
+    self.record(groups)
+    self.estimate()
+
+  def record(self, groups: base.Groups) -> None:
+    """Keeps a finished step's counts."""
     done = groups.n > 0
     n, k = groups.n[done], groups.reward_sum[done]
     self.recent.append(eb_widening.tally(n, k))
@@ -216,14 +240,17 @@ class EbEffective(widening.Widening):
     self.spread = FORGET * self.spread + (n - 1) @ np.stack(
       [variance, binary], axis=1
     )
+
+  def tallies(self) -> np.ndarray:
+    """Recent counts, as `estimate_noise` takes them."""
+    return pool(self.recent)
+
+  def estimate(self) -> None:
+    """Estimates the noise from recent steps, where it is not given."""
     if self.options.noise == UNKNOWN:
-      graded = self.phi < BINARY
-      known = len(self.recent) >= min(WAIT, self.options.history) > 0
-      self.noise = (
-        estimate_noise(pool(self.recent))
-        if known and not graded
-        else 0.0
-      )
+      known = len(self.recent) >= min(self.wait, self.options.history) > 0
+      known = known and self.phi >= BINARY  # graded ones are believed
+      self.noise = estimate_noise(self.tallies()) if known else 0.0
 
   def state_dict(self) -> dict:
     return {

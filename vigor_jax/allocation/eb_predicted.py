@@ -86,6 +86,9 @@ class EbPredicted(eb_effective.EbEffective):
 
   name = "eb_predicted"
   Options = EbPredictedOptions
+  # At once: in steps that believe wrong verdicts it seeks out hopeless prompts,
+  # whose successes are all false, and the policy unlearns what it knew.
+  wait = 1
 
   def setup(self) -> None:
     super().setup()
@@ -188,8 +191,9 @@ class EbPredicted(eb_effective.EbEffective):
     return difficulty.tally(n, k, forecast, eb_widening.HISTORY_QUANTUM)
 
   def end(self, groups: base.Groups) -> None:
-    super().end(groups)
+    self.record(groups)
     if groups.plan is None:
+      self.estimate()
       return
     done, look = groups.n > 0, groups.plan
     n, k = groups.n[done], groups.reward_sum[done]
@@ -200,6 +204,12 @@ class EbPredicted(eb_effective.EbEffective):
     self.forecast(look, done, n, k, difficulty.NEWTON)
     self.predictor.commit(look.fit)
     self.conditional.remember(self.tally(n, k, look.forecast[done]))
+    self.estimate()
+
+  def tallies(self) -> np.ndarray:
+    """By the forecast's level, by which prompts were chosen and spent on."""
+    rows = self.conditional.pooled
+    return rows if len(rows) else super().tallies()
 
   def state_dict(self) -> dict:
     return {
