@@ -10,6 +10,10 @@ process. Medians over steps of the process's CPU seconds, so that other work on
 the machine stays out; ratios are taken step by step. Beside VIGOR stand the
 decode steps of the same schedule simulated from the lengths: slots refilled at
 once, a barrier per round.
+
+host_between_chunks_54m is the host's share of a step's CPU time on a model of
+54M parameters when a streaming rule is asked after every chunk: dispatches,
+rows read and added, decisions.
 """
 
 import argparse
@@ -22,6 +26,11 @@ import time
 PROMPTS, PROMPT = 16, 16
 RULES = ("uniform", "vigor", "eb_widening", "streaming_vigor", "eb_streaming")
 STREAMING = ("streaming_vigor", "eb_streaming")
+BARRIER_REPEATS = 5  # They are not compared to a few per cent.
+LARGE = dict(  # 54M parameters.
+  layers=10, width=640, heads=10, kv_heads=2, head_dim=64, ffn=1792,
+  vocab=16384,
+)
 
 
 class Work:
@@ -59,7 +68,9 @@ class Stream:
 class Rule:
   """One allocator with a sampler of its own."""
 
-  def __init__(self, name, model, work, budget, slots, longest, chunk):
+  def __init__(
+    self, name, model, work, budget, slots, longest, chunk, **settings
+  ):
     from vigor_jax import allocation
     from vigor_jax.sampling import sampler as sampler_lib
 
@@ -77,7 +88,7 @@ class Rule:
         slots=slots, chunk=chunk, max_new_tokens=longest,
         prompt_buckets=(PROMPT,), prefill_batch=8,
         few_prompts=2 if self.allocator.streaming else 0,
-        prefixes=self.allocator.max_prompts, queue=budget,
+        prefixes=self.allocator.max_prompts, queue=budget, **settings,
       ),
       stop_ids=(sizes.vocab,),  # No such token: lengths decide.
       seed=0,
@@ -119,7 +130,7 @@ class Rule:
       while pending and (chunk is None or pending[0].end_chunk[0] < chunk):
         settle(pending.pop(0))
       while free > 0:
-        request = allocator.grant(groups, free)
+        request = allocator.grant(groups, free, sampler.settings.idle(free))
         if request is None or not request.total:
           break
         enqueue(request)
@@ -165,10 +176,37 @@ def simulated_steps(rounds, slots):
   return total
 
 
+def host_share(longest, repeats):
+  """The main thread's share of the CPU time of a step of the 54M model."""
+  from vigor_jax.policy import transformer
+
+  sizes = transformer.Sizes(**LARGE, qkv_bias=True, tied=True)
+  budget = 8 * PROMPTS
+  rule = Rule(
+    "streaming_vigor", (sizes, *transformer.create(sizes, 0)),
+    Work(budget, longest), budget, budget // 4, longest, 4,
+    chunks_per_dispatch=1,
+  )
+  shares = []
+  for index in range(-1, repeats):
+    host, everyone = time.thread_time(), time.process_time()
+    rule.step(max(index, 0))
+    host = time.thread_time() - host
+    shares.append(host / (time.process_time() - everyone))
+  share = statistics.median(shares[1:])
+  print(
+    f"{sizes.num_params / 1e6:.0f}M parameters, asked after each of"
+    f" {rule.sampler.chunks} chunks: the host takes {100 * share:.2f} % of"
+    " the time",
+    flush=True,
+  )
+  return share
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--quick", action="store_true")
-  parser.add_argument("--repeats", type=int, default=7)
+  parser.add_argument("--repeats", type=int, default=11)
   parser.add_argument("--chunk", type=int, default=4)
   args = parser.parse_args()
   # One core for everybody, before a runtime counts the cores.
@@ -196,6 +234,9 @@ def main():
     taken = {name: [] for name in rules}
     for index in range(-1, repeats):
       for name, rule in rules.items():
+        barriers = name in ("vigor", "eb_widening")
+        if barriers and index >= BARRIER_REPEATS:
+          continue
         result = rule.step(max(index, 0))
         if index >= 0:
           taken[name].append(result)
@@ -221,15 +262,18 @@ def main():
     }
     for name in STREAMING:
       print(f"  {name}: {over_uniform[name]:.3f} of uniform's time per token")
+    print(
+      f"  vigor: {middle['vigor']['steps']:.0f} decode steps, its schedule"
+      f" simulated {middle['vigor']['simulated']:.0f}", flush=True,
+    )
     figures[f"streaming_vs_uniform_{share}"] = max(
       over_uniform[name] for name in STREAMING
     )
     figures[f"utilisation_before_tail_{share}"] = min(
       middle[name]["before_tail"] for name in STREAMING
     )
-    vigor = middle["vigor"]
-    figures[f"barriers_vs_simulated_{share}"] = (
-      vigor["steps"] / vigor["simulated"]
+    figures[f"barriers_vs_simulated_{share}"] = max(
+      r["steps"] / r["simulated"] for r in taken["vigor"]
     )
     figures[f"barriers_vs_uniform_{share}"] = over_uniform["vigor"]
     targets |= {
@@ -237,6 +281,10 @@ def main():
       f"utilisation_before_tail_{share}": {"min": 0.9},
       f"barriers_vs_simulated_{share}": {"max": 1.05},
     }
+  figures["host_between_chunks_54m"] = host_share(
+    32 if args.quick else 64, 2 if args.quick else 5
+  )
+  targets["host_between_chunks_54m"] = {"max": 0.05}
   ok = all(
     t.get("min", -1e9) <= figures[k] <= t.get("max", 1e9)
     for k, t in targets.items()
@@ -245,7 +293,7 @@ def main():
     json.dumps(
       {
         "name": "rounds",
-        "figures": {k: round(v, 3) for k, v in figures.items()},
+        "figures": {k: round(v, 4) for k, v in figures.items()},
         "targets": targets,
         "ok": ok,
         "seconds": round(time.perf_counter() - start, 1),

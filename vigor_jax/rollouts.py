@@ -210,6 +210,7 @@ class Collector:
     """
     pending = collections.deque()
     lag = self._parts.config.sampling.lag
+    idle = self._parts.sampler.settings.idle
 
     def ask(free: int, chunk: int | None) -> bool:
       while pending and (
@@ -217,7 +218,7 @@ class Collector:
         self._settle([pending.popleft()], groups, buffer, timer)
       while free > 0:
         with timer("allocate"):
-          request = self._parts.allocator.grant(groups, free)
+          request = self._parts.allocator.grant(groups, free, idle(free))
         if request is None or not request.total:
           break
         self._enqueue(params, groups, request, timer)

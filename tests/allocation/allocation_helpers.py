@@ -127,7 +127,7 @@ def stream_step(
       sample = np.array([v[2] for v in due])
       groups.add(group, reward(groups, group, sample))
     while free := slots - len(rows):
-      request = allocator.grant(groups, free)
+      request = allocator.grant(groups, free, free)
       if request is None:
         break
       assert 0 < request.total <= free

@@ -94,6 +94,36 @@ class TestStreamingVigor:
     assert rule.grant(groups, 100).total == 8
     assert groups.plan.stage[:2].tolist() == [1, 1]
 
+  def test_idle_slots_begin_the_next_stage_early(self):
+    rule = helpers.make("streaming_vigor")
+    groups = rule.begin(helpers.Stream(), 0)
+    rule.grant(groups, 64)
+    # Prompts 3 and 5 disagree, but a verdict of each stage is in flight.
+    for group in (3, 5):
+      groups.add([group, group], [0, 1])
+    assert rule.grant(groups, 8).counts[[3, 5]].tolist() == [4, 4]
+    groups.add([3] * 3, [0, 1, 1])
+    # Places that wait for a slot are not worth a guess; an idle slot is.
+    assert rule.grant(groups, 10) is None
+    early = rule.grant(groups, 10, 3).counts
+    assert np.flatnonzero(early)[:2].tolist() == [3, 5]
+    assert early.max() == 1 and early.sum() == 3
+    # Promoted, prompt 3 takes the seven it lacks of stage 2's eight.
+    groups.add([3, 3], [0, 1])
+    rule.grant(groups, 7)
+    assert groups.plan.stage[3] == 2
+    assert groups.counts[3] == 14
+
+  def test_no_more_begins_early_than_the_next_stage_has(self):
+    rule = helpers.make("streaming_vigor")
+    groups = rule.begin(helpers.Stream(), 0)
+    rule.grant(groups, 64)
+    assert rule.grant(groups, 1000, 1000).counts.tolist() == [4] * 32
+    assert rule.grant(groups, 1000, 1000) is None
+    groups.add(np.repeat(np.arange(32), 6), np.tile([0.0, 1.0], 96))
+    assert rule.grant(groups, 1000, 0).total == 64
+    assert groups.counts.max() <= rule.largest_group()
+
 
 class TestEbStreaming:
   def test_breadth_first(self):

@@ -1,5 +1,7 @@
 """The sampler as its callers see it: requests in, rows out."""
 
+import heapq
+
 import numpy as np
 import pytest
 from sampling_helpers import (
@@ -96,6 +98,43 @@ def test_a_stream_of_its_own_gives_other_numbers_at_the_same_step():
 def test_the_same_rollout_whatever_the_shapes(policy, changes):
   graph, params = policy
   same(draw(make(graph), params), draw(make(graph, **changes), params))
+
+
+def test_decode_steps_are_those_of_the_list_schedule():
+  # A free slot takes the next rollout at once where a chunk is one step; a
+  # round begins when the last row of the one before has ended.
+  sizes, graph, params = uniform_model()
+  sampler = make(
+    graph, sizes, stop_ids=(100,), slots=5, chunk=1, max_new_tokens=16,
+    queue=60,
+  )  # fmt: skip
+  rng, expected = np.random.default_rng(0), 0
+  sampler.begin(0)
+  sampler.prefill(params, [0], prompts(1))
+  for part in np.split(np.arange(60), [20, 38]):
+    lengths = np.minimum(rng.geometric(0.2, len(part)), 16)
+    ends = [0] * 5
+    for length in lengths:
+      heapq.heappush(ends, heapq.heappop(ends) + int(length))
+    expected += max(ends)
+    zeros = np.zeros_like(part)
+    sampler.request(zeros, zeros, part, max_new_tokens=lengths)
+    assert sum(len(r.group) for r in sampler.decode(params)) == len(part)
+    assert sampler.decode_steps == expected
+
+
+def test_prompts_are_prefilled_with_the_least_padding(policy):
+  graph, params = policy
+  sampler, sizes = make(graph, prefill_batch=8, few_prompts=2), []
+  run = sampler._prefill
+  sampler._prefill = lambda *args: sizes.append(len(args[2])) or run(*args)
+  for count, expected in {
+    1: [2], 3: [2, 2], 6: [2, 2, 2], 7: [8], 8: [8]
+  }.items():  # fmt: skip
+    sampler.prefill(params, range(count), [np.array([5])] * count)
+    assert sizes == expected
+    sizes.clear()
+  assert [sampler._batch(n) for n in (9, 20)] == [8, 8]
 
 
 def test_the_same_rollout_whatever_the_rounds_and_the_order(policy):

@@ -335,8 +335,16 @@ class Allocator:
     """
     raise NotImplementedError(f"{self.name} has no rounds")
 
-  def grant(self, groups: Groups, free: int) -> Request | None:
+  def grant(
+    self, groups: Groups, free: int, idle: int = 0
+  ) -> Request | None:
     """Streaming rules: what `free` decode slots should draw now.
+
+    Args:
+      groups: the step's groups.
+      free: rollouts wanted: for slots without work, and for the places in
+        the queue before them.
+      idle: those of them without which slots have or soon will have no work.
 
     Returns:
       A request of at most `free` rollouts; None when there is nothing to draw

@@ -55,11 +55,25 @@ class Streaming(base.Allocator):
     """Adds at most `free` rollouts to `counts`, in place."""
     raise NotImplementedError
 
-  def grant(self, groups: base.Groups, free: int) -> base.Request | None:
-    free = min(free, self.budget - groups.spent)
+  def occupy(
+    self, groups: base.Groups, counts: np.ndarray, idle: int
+  ) -> None:
+    """Adds at most `idle` rollouts to `counts`, in place.
+
+    Called when `fill` waits for verdicts while slots have nothing to do. A
+    rule that does not write this leaves them idle.
+    """
+
+  def grant(
+    self, groups: base.Groups, free: int, idle: int = 0
+  ) -> base.Request | None:
+    left = self.budget - groups.spent
     counts = np.zeros(len(groups), np.int64)
-    if free > 0:
-      self.fill(groups, counts, free)
+    if free > 0 and left > 0:
+      self.fill(groups, counts, min(free, left))
+      idle = min(idle, left) - int(counts.sum())
+      if idle > 0:
+        self.occupy(groups, counts, idle)
     return groups.request(counts) if counts.any() else None
 
   def barrier_slots(self) -> int:

@@ -9,12 +9,17 @@ m0 (gamma^(t+1) - 1) / (gamma - 1) rollouts. A free slot serves, in order:
      the one with the largest reward variance, while
      promoted(t) < alpha finished(t); the highest t first;
   3. a prompt that has no rollouts yet;
-  4. the best prompt not promoted, whatever the share.
+  4. the best prompt not promoted, whatever the share;
+  5. one rollout of the next stage, begun early, for the best prompt whose
+     verdicts are still in flight. Of equally good ones each gets one before
+     any gets two. If the prompt is promoted later, these rollouts count.
 
-A stage is finished when the verdicts of all its rollouts have been added. When
-nothing applies, verdicts in flight must come first. With verdicts at once and
-a round's slots asked at a time, group sizes are VIGOR's. With late verdicts
-rule 4 keeps slots busy at the price of VIGOR's concentration.
+A stage is finished when it has as many verdicts as rollouts. Rule 5 applies to
+slots that are, or soon will be, without work, not to all places that wait for
+one. With verdicts at once and a round's slots asked at a time, group sizes are
+VIGOR's. With late verdicts rules 4 and 5 keep slots busy at the price of
+VIGOR's concentration; rule 5 costs less of it, as nothing but one rollout is
+decided before its prompt's verdicts have come.
 """
 
 from __future__ import annotations
@@ -28,9 +33,16 @@ from vigor_jax.allocation import base, halving, streaming, vigor
 
 @dataclasses.dataclass
 class Stages:
-  """stage: int [max_prompts], highest stage granted, -1 before the first."""
+  """Working notes of a step.
+
+  Attributes:
+    stage: int [max_prompts], highest stage granted, -1 before the first.
+    early: int [max_prompts], rollouts of the next stage begun before it.
+    dues: rollouts of granted stages that have found no slot.
+  """
 
   stage: np.ndarray
+  early: np.ndarray
   dues: streaming.Dues
 
 
@@ -44,7 +56,8 @@ class StreamingVigor(streaming.Streaming, halving.Halving):
     return self.schedule.prompts[0] * self.schedule.new[0]
 
   def plan(self, groups: base.Groups) -> Stages:
-    return Stages(np.full(len(groups), -1), streaming.Dues())
+    size = len(groups)
+    return Stages(np.full(size, -1), np.zeros(size, int), streaming.Dues())
 
   def fill(self, groups: base.Groups, counts: np.ndarray, free: int) -> None:
     plan = groups.plan
@@ -64,8 +77,26 @@ class StreamingVigor(streaming.Streaming, halving.Halving):
       new = self.schedule.new[stage]
       for group in chosen[: -(-free // new)]:
         plan.stage[group] = stage
-        plan.dues.put(group, new)
+        if new > plan.early[group]:
+          plan.dues.put(group, new - plan.early[group])
+        plan.early[group] = 0
       free = plan.dues.serve(counts, free)
+
+  def occupy(
+    self, groups: base.Groups, counts: np.ndarray, idle: int
+  ) -> None:
+    plan = groups.plan
+    score = groups.variance(self.options.variance)
+    keys = plan.stage + self.tie_keys(groups, 0)
+    following = np.array([*self.schedule.new[1:], 0])[plan.stage]
+    while idle:
+      can = plan.early < following
+      chosen = base.top(score, keys, idle, can)
+      if not len(chosen):
+        return
+      plan.early[chosen] += 1
+      counts[chosen] += 1
+      idle -= len(chosen)
 
   def _finished(self, groups: base.Groups, stage: int) -> np.ndarray:
     """bool: finished `stage`, all verdicts seen, and not promoted from it."""

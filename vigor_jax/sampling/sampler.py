@@ -221,12 +221,13 @@ class Sampler:
     rows = np.asarray(rows, np.int32)
     buckets = np.asarray(self.settings.prompt_buckets)
     which = np.searchsorted(buckets, lengths)
-    most = self.settings.prefill_batch
     for b in np.unique(which):
       members = np.flatnonzero(which == b)
-      for i in range(0, len(members), most):
-        part = members[i: i + most]
-        n = next(n for n in self._batches if n >= len(part))
+      first = 0
+      while first < len(members):
+        n = self._batch(len(members) - first)
+        part = members[first: first + n]
+        first += n
         block = np.zeros((n, int(buckets[b])), np.int32)
         for j, m in enumerate(part):
           block[j, : lengths[m]] = tokens[m]
@@ -238,6 +239,11 @@ class Sampler:
             leaves, self._prefixes, block, padded, at))
     self.prefilled += len(rows)
     self.seconds["prefill"] += time.perf_counter() - start
+
+  def _batch(self, count: int) -> int:
+    """Size of the next prefill of `count` prompts: the least padding."""
+    few, most = self._batches[0], self._batches[-1]
+    return few if -(-count // few) * few < most else most
 
   def request(self, prefix: np.ndarray, position: np.ndarray,
               sample: np.ndarray, *, temperature=1.0, top_k=0, top_p=1.0,

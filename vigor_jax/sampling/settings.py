@@ -25,6 +25,8 @@ _REPORT_TOKENS = 2**19
 _SHORT_RING = 32
 # So few slots would ask the host at almost every row that ends.
 _FEW_SLOTS = 16
+# Fewer rows than this cost a step about as much.
+_NARROWEST = 4
 # Arrays of the logits' size that a decode step holds at once: logits, scaled,
 # probabilities, and those that truncation keeps.
 _LOGITS = 4
@@ -86,6 +88,14 @@ class Settings:
       return self.ahead
     return max(self.slots // 2, min(self.slots, _FEW_SLOTS))
 
+  def idle(self, free: int) -> int:
+    """Of `free` rollouts, those without which slots soon have no work.
+
+    Idle slots, and a quarter of the places: what is granted begins a dispatch
+    later, and meanwhile other slots free up.
+    """
+    return max(0, free - self.waiting + self.waiting // 4)
+
   @property
   def ended_per_dispatch(self) -> int:
     """Streaming: rows that may end before the host looks."""
@@ -99,7 +109,9 @@ class Settings:
       return tuple(state_lib.Shape(full, n) for n in (*lengths, ring))
     widths = self.widths
     if not widths:
-      widths = [w for w in (full // 8, full // 3) if w >= 8]
+      # Halved, as a step costs about in proportion to its rows.
+      widths = [w for w in (full // 8, full // 4, full // 2)
+                if w >= _NARROWEST]
     widths = sorted({w for w in widths if 1 <= w < full})
     lengths = [ring // 2] if ring >= _SHORT_RING else []
     return (*[state_lib.Shape(w, ring) for w in widths],
