@@ -94,6 +94,7 @@ def _train(config, workdir, lock, quiet, progress, command) -> dict[str, Any]:
   host_memory.keep()
   from vigor_jax import compilation
   from vigor_jax import experiment
+  from vigor_jax.sampling import layout as layout_lib
   from vigor_jax.sampling import settings as settings_lib
   compilation.keep_programs(workdirs.beside(folder, ".programs"))
   with experiment.build(config) as parts:
@@ -102,6 +103,10 @@ def _train(config, workdir, lock, quiet, progress, command) -> dict[str, Any]:
                                command=command)
     record.say(settings_lib.memory_line(parts.sampler.settings, parts.sizes,
                                         parts.placement))
+    fallback = layout_lib.fallback_line(parts.placement, parts.sizes,
+                                        parts.sampler.settings)
+    if fallback:
+      record.say(fallback)
     for line in parts.task.counts_text():
       record.say(f"data {line}")
     loop = _supervised if config.stage == "sft" else _reinforce

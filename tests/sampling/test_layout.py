@@ -74,6 +74,28 @@ def test_what_does_not_divide_is_split_over_tensor_alone():
     ("data", "fsdp"), (), ())  # fmt: skip
 
 
+def fallback(name, *shape, **changes):
+  placement = sharding.Placement(Mesh(*shape))
+  return layout_lib.fallback_line(placement, sizes_of(name),
+                                  settings(**changes))  # fmt: skip
+
+
+def test_a_run_says_what_does_not_divide():
+  assert fallback("qwen2.5-3b", 1, 8, 2) is None
+  assert layout_lib.fallback_line(None, sizes_of("qwen2.5-3b"), None) is None
+  assert fallback("qwen2.5-3b", 1, 8, 2, slots=24) == (
+    "sampler: weights are split over tensor alone while decoding, 2 pieces"
+    " instead of 16: sampling.slots is 24, not a multiple of 16 (nearest: 16"
+    " or 32)"
+  )
+  line = fallback("qwen2.5-3b", 1, 8, 2, slots=8, prompt=100)
+  assert "8, not a multiple of 16 (nearest: 16)" in line
+  assert line.endswith("sampling.prompt_buckets, the last, is 100, not a"
+                       " multiple of 8 (nearest: 96 or 104)")  # fmt: skip
+  line = fallback("qwen2.5-3b", 1, 1, 16, prompt=100)
+  assert line.startswith("sampler: prompts are kept whole on every device")
+
+
 @pytest.mark.parametrize("shape", [(1, 8, 2), (1, 4, 4), (1, 1, 16)])
 def test_rollouts_of_a_group_share_their_prompt(shape):
   """512 rollouts of 1k + 1k in groups of 16: .53 of one copy each."""

@@ -108,26 +108,14 @@ def of(placement: sharding.Placement | None, sizes: transformer.Sizes,
   """
   if placement is None:
     return None
-  axes = ("tensor", "fsdp") if stationary else ("tensor",)
-  batch = tuple(a for a in sharding.MESH_AXES if a not in axes)
   if cache.unrolled(sizes):
     return _plain(placement, sizes, None)
-  heads, columns = [], []
-  for axis in axes:
-    fits = sizes.kv_heads % placement.count((*heads, axis)) == 0
-    (heads if fits else columns).append(axis)
-  heads, columns = tuple(heads), tuple(columns)
-  split = heads + columns
-  whole = placement.count(columns)
-  if whole == 1:
-    heads, columns = split, ()
-  in_heads = sizes.heads % placement.count(split) == 0
-  in_dim = sizes.head_dim % whole == 0
-  if (settings.slots % placement.count(batch + split)
-      or settings.prompt_buckets[-1] % whole
-      or not (in_heads or in_dim)):
+  if _misfits(placement, sizes, settings, stationary):
     return (of(placement, sizes, settings, False) if stationary
             else _plain(placement, sizes, sharding.SAMPLE_RULES))
+  batch, heads, columns = _axes(placement, sizes, stationary)
+  split = heads + columns
+  in_heads = sizes.heads % placement.count(split) == 0
   fitting = lambda size: next(
       split[:n] for n in range(len(split), -1, -1)
       if size % placement.count(split[:n]) == 0)
@@ -136,6 +124,64 @@ def of(placement: sharding.Placement | None, sizes: transformer.Sizes,
       head_dim=() if in_heads else columns,
       ffn=fitting(sizes.ffn), vocab=fitting(sizes.vocab))
   return Layout(placement, batch, heads, columns, tuple(rules.items()))
+
+
+def _axes(placement: sharding.Placement, sizes: transformer.Sizes,
+          stationary: bool) -> tuple[Axes, Axes, Axes]:
+  """(batch, heads, columns) if everything divides."""
+  axes = ("tensor", "fsdp") if stationary else ("tensor",)
+  batch = tuple(a for a in sharding.MESH_AXES if a not in axes)
+  heads, columns = [], []
+  for axis in axes:
+    fits = sizes.kv_heads % placement.count((*heads, axis)) == 0
+    (heads if fits else columns).append(axis)
+  heads, columns = tuple(heads), tuple(columns)
+  if placement.count(columns) == 1:
+    heads, columns = heads + columns, ()
+  return batch, heads, columns
+
+
+def _misfits(placement: sharding.Placement, sizes: transformer.Sizes,
+             settings: Any, stationary: bool) -> list[str]:
+  """What keeps weights from being split so, each with what would do."""
+  batch, heads, columns = _axes(placement, sizes, stationary)
+  split = heads + columns
+  out = []
+  for field, number, parts in (
+      ("slots", settings.slots, placement.count(batch + split)),
+      ("prompt_buckets, the last,", settings.prompt_buckets[-1],
+       placement.count(columns))):
+    if number % parts:
+      low = number // parts * parts
+      near = " or ".join(str(n) for n in (low, low + parts) if n)
+      out.append(f"sampling.{field} is {number}, not a multiple of {parts} "
+                 f"(nearest: {near})")
+  if (sizes.heads % placement.count(split)
+      and sizes.head_dim % placement.count(columns)):
+    out.append(f"neither the {sizes.heads} heads divide by "
+               f"{placement.count(split)} nor their {sizes.head_dim} numbers "
+               f"by {placement.count(columns)} (another mesh may)")
+  return out
+
+
+def fallback_line(placement: sharding.Placement | None,
+                  sizes: transformer.Sizes, settings: Any) -> str | None:
+  """One line for before a run whose weights cannot be split as they should.
+
+  None where they are, on one device, and for models that are small enough to
+  be whole everywhere.
+  """
+  if placement is None or cache.unrolled(sizes):
+    return None
+  misfits = _misfits(placement, sizes, settings, True)
+  if not misfits:
+    return None
+  shape = placement.mesh.shape
+  lost = ("weights are split over tensor alone while decoding, "
+          f"{shape['tensor']} pieces instead of "
+          f"{shape['tensor'] * shape['fsdp']}" if shape["fsdp"] > 1 else
+          "prompts are kept whole on every device while decoding")
+  return f"sampler: {lost}: {'; '.join(misfits)}"
 
 
 def _plain(placement, sizes, rules: Mapping[str, str] | None) -> Layout:
