@@ -99,7 +99,7 @@ class TestNoise:
       lambda uid: np.where(uid % 4 == 0, 0.5, 0.9)  # noise .1 on sure ones
     )
     for r in (unknown, given):
-      for step in range(unknown.wait + 3):
+      for step in range(eb_effective.WAIT + 3):
         assert r.noise == (0.1 if r is given else 0.0) or step > 4
         groups = r.begin(stream, step)
         helpers.play(r, groups, reward)

@@ -6,7 +6,7 @@ import types
 import allocation_helpers as helpers
 import numpy as np
 import pytest
-from vigor_jax.allocation import difficulty, features
+from vigor_jax.allocation import difficulty, eb_effective, features
 from vigor_jax.allocation.eb_widening import GRID
 
 
@@ -201,6 +201,18 @@ class TestRule:
       counts = sum(g.counts[g.uids % 8 == 0].sum() for g in groups)
       shares.append(counts / (256 * len(groups)))
     assert shares[0] < 0.45 and shares[1] > 0.7
+
+  def test_tells_wrong_verdicts_from_hard_prompts(self):
+    wrong = helpers.bernoulli(lambda uids: 0.1 + 0.8 * kinds(uids))
+    rule, stream = helpers.make("eb_predicted"), helpers.Stream(look=look)
+    found = []
+    for step in range(8):
+      helpers.run_step(rule, stream, wrong, step)
+      found.append(rule.noise)
+    assert found[1:] == pytest.approx([0.1] * 7, abs=0.03)
+    # It chose and spent by the looks, so all counts together mislead.
+    together = eb_effective.estimate_noise(eb_effective.pool(rule.recent))
+    assert together != pytest.approx(0.1, abs=0.03)
 
   def test_looks_that_tell_nothing_cost_little(self):
     """Shuffled looks: as many rollouts in informative groups, or nearly."""

@@ -41,6 +41,7 @@ UNKNOWN = -1.0
 # Log likelihood that the largest unrefuted noise may cost: a restriction that
 # is true, and just so, costs each kind of prompt .25 +- .56.
 SLACK = (0.25, 0.75)
+WAIT = 5  # steps on record before the estimate is used
 FIT_ITERATIONS = 60
 FORGET = 0.9  # a step's weight in phi, from step to step
 LEAST_SPREAD = 0.05
@@ -142,7 +143,6 @@ class EbEffective(widening.Widening):
 
   name = "eb_effective"
   Options = EbEffectiveOptions
-  wait = 5  # steps on record before the estimate of the noise is used
 
   def setup(self) -> None:
     super().setup()
@@ -245,10 +245,10 @@ class EbEffective(widening.Widening):
     """Recent counts, as `estimate_noise` takes them."""
     return pool(self.recent)
 
-  def estimate(self) -> None:
-    """Estimates the noise from recent steps, where it is not given."""
+  def estimate(self, wait: int = WAIT) -> None:
+    """Estimates the noise, if not given, once `wait` steps are on record."""
     if self.options.noise == UNKNOWN:
-      known = len(self.recent) >= min(self.wait, self.options.history) > 0
+      known = len(self.recent) >= min(wait, self.options.history) > 0
       known = known and self.phi >= BINARY  # graded ones are believed
       self.noise = estimate_noise(self.tallies()) if known else 0.0
 

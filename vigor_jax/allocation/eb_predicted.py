@@ -86,9 +86,6 @@ class EbPredicted(eb_effective.EbEffective):
 
   name = "eb_predicted"
   Options = EbPredictedOptions
-  # At once: in steps that believe wrong verdicts it seeks out hopeless prompts,
-  # whose successes are all false, and the policy unlearns what it knew.
-  wait = 1
 
   def setup(self) -> None:
     super().setup()
@@ -204,7 +201,9 @@ class EbPredicted(eb_effective.EbEffective):
     self.forecast(look, done, n, k, difficulty.NEWTON)
     self.predictor.commit(look.fit)
     self.conditional.remember(self.tally(n, k, look.forecast[done]))
-    self.estimate()
+    # At once: as long as it believes wrong verdicts it seeks out hopeless
+    # prompts, whose successes are all false, and the policy unlearns.
+    self.estimate(wait=1)
 
   def tallies(self) -> np.ndarray:
     """By the forecast's level, by which prompts were chosen and spent on."""
