@@ -26,7 +26,7 @@ import time
 PROMPTS, PROMPT = 16, 16
 RULES = ("uniform", "vigor", "eb_widening", "streaming_vigor", "eb_streaming")
 STREAMING = ("streaming_vigor", "eb_streaming")
-BARRIER_REPEATS = 5  # Half as many are enough: no target is so tight.
+BARRIER_REPEATS = 5  # None of their targets is a ratio of times.
 LARGE = dict(  # 54M parameters.
   layers=10, width=640, heads=10, kv_heads=2, head_dim=64, ffn=1792,
   vocab=16384,
@@ -206,7 +206,7 @@ def host_share(longest, repeats):
 def main():
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--quick", action="store_true")
-  parser.add_argument("--repeats", type=int, default=11)
+  parser.add_argument("--repeats", type=int, default=15)
   parser.add_argument("--chunk", type=int, default=4)
   args = parser.parse_args()
   # One core for everybody, before a runtime counts the cores.
