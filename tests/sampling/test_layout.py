@@ -48,8 +48,9 @@ def test_weights_are_split_over_fsdp_and_tensor():
   batch, heads, columns, rules = layout("qwen2.5-3b", 1, 8, 2)
   assert (batch, heads, columns) == (("data",), ("tensor",), ("fsdp",))
   both = ("tensor", "fsdp")
+  # Sums and logits travel over the larger axis first.
   assert rules == dict(heads=both, kv_heads=("tensor",), head_dim=(),
-                       ffn=both, vocab=both)  # fmt: skip
+                       ffn=both[::-1], vocab=both[::-1])  # fmt: skip
   # 4 does not divide 2 kv heads: they are whole, columns over all.
   assert layout("qwen2.5-3b", 1, 4, 4)[1:3] == ((), both)
   # 8 kv heads: no columns are split, slots are not either.
@@ -59,7 +60,7 @@ def test_weights_are_split_over_fsdp_and_tensor():
   assert (heads, columns) == (("tensor",), ("fsdp",))
   assert rules["heads"] == heads and rules["head_dim"] == columns
   # ffn 18944 = 32 x 592; the vocabulary of 152064 by all of them.
-  assert rules["ffn"] == rules["vocab"] == both
+  assert rules["ffn"] == rules["vocab"] == both[::-1]
 
 
 def test_what_does_not_divide_is_split_over_tensor_alone():
@@ -134,19 +135,19 @@ def drawn(sizes, params, graph, made, placement):
   return sampler._weights.layout, *(
     np.stack([rows[entry][j] for entry in order]) for j in range(2))
 
-for heads, kv, shape, buckets in (
-    (8, 2, (1, 4, 2), (4, 8)), (6, 2, (1, 4, 2), (8,)),
-    (4, 4, (2, 2, 2), (8,))):
+for heads, kv, shape, buckets, slots in (
+    (8, 2, (1, 4, 2), (4, 8), 8), (6, 2, (1, 4, 2), (8,), 8),
+    (4, 4, (2, 2, 2), (8,), 8), (8, 2, (1, 4, 2), (8,), 12)):
   # So many layers are scanned.
   sizes = transformer.Sizes(
     layers=13, width=32, heads=heads, kv_heads=kv, head_dim=8, ffn=48,
-    vocab=64, qkv_bias=True, qk_norm=True, tied=True)
+    vocab=64, qkv_bias=True, qk_norm=True, tied=heads > kv)
   graph, params = model(sizes)
-  made = settings(slots=8, prefill_batch=8, queue=24, prompt_buckets=buckets)
+  made = settings(slots=slots, prefill_batch=8, queue=24, prompt_buckets=buckets)
   one = drawn(sizes, params, graph, made, None)
   placement = sharding.Placement(sharding.make_mesh(shape))
   layout, *eight = drawn(sizes, params, graph, made, placement)
-  assert bool(layout.columns) == (kv == 2), layout
+  assert bool(layout.columns) == (kv == 2 and slots == 8), layout
   np.testing.assert_array_equal(one[1], eight[0])
   np.testing.assert_allclose(one[2], eight[1], rtol=1e-4, atol=1e-5)
 print("same")

@@ -166,7 +166,8 @@ class _Walk:
     self.cost.cycles += times * (
         line.number(r'estimated_cycles":"(\d+)"') or 0)
     self._wire(line, times, False, 0)
-    if line.op in _FREE or line.op.endswith("-done"):
+    if (line.op in _FREE or line.op.endswith("-done")
+        or 'custom_call_target="AllocateBuffer"' in line.attributes):
       return
     bytes_ = times * self._bytes(computation, line)
     self.cost.hbm_bytes += bytes_

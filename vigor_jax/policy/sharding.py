@@ -20,7 +20,7 @@ import contextlib
 import contextvars
 import dataclasses
 import math
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import jax
 from jax.experimental import mesh_utils
@@ -52,6 +52,12 @@ AXES: dict[str, tuple[str | None, ...]] = {
     "blocks/gate": ("layers", "width", "ffn"),
     "blocks/up": ("layers", "width", "ffn"),
     "blocks/down": ("layers", "ffn", "width"),
+    # Of `Transformer.pair`.
+    "output": ("vocab", "width"),
+    "blocks/queries": ("layers", "heads", "head_dim", "width"),
+    "blocks/grouped": ("layers", "kv_heads", None, None, "width"),
+    "blocks/kv": ("layers", None, "kv_heads", None, "width"),
+    "blocks/gate_up": ("layers", None, "ffn", "width"),
 }
 # Adapters (lora.py): A has the inputs of its matrix, B the outputs.
 for _name in TARGETS:
@@ -242,6 +248,7 @@ class _Active:
   Attributes:
     placement: None = nothing is constrained.
     hidden: axes of rows and of positions of hidden states between products.
+    products: axes of rows of what enters products; None = as it lies.
     layer: rules by which a layer's parameters are split when they are used;
       None = as they lie.
   """
@@ -250,6 +257,7 @@ class _Active:
   # Positions over tensor (arXiv 2205.05198): what is kept for the backward
   # pass, and what norms read, is a piece.
   hidden: tuple = (BATCH, "tensor")
+  products: tuple | None = None
   layer: Mapping[str, Any] | None = None
 
 
@@ -261,6 +269,7 @@ _ACTIVE: contextvars.ContextVar[_Active] = contextvars.ContextVar(
 @contextlib.contextmanager
 def activations(placement: Placement | None,
                 rows: Sequence[str] | None = None,
+                products: Sequence[str] | None = None,
                 layer: Mapping[str, Any] | None = None) -> Iterator[None]:
   """While a program is traced: `constrain` refers to this placement.
 
@@ -268,11 +277,14 @@ def activations(placement: Placement | None,
     placement: None = nothing is constrained.
     rows: axes that split rows of hidden states, whose positions are whole
       then; None = data and fsdp, and positions over tensor.
+    products: axes that split rows where a product reads them, and `rows` when
+      it has been added up; None = left to the compiler.
     layer: rules for a layer's parameters where it is run: what lies in more
       pieces is gathered.
   """
   hidden = _Active.hidden if rows is None else (tuple(rows), None)
-  token = _ACTIVE.set(_Active(placement, hidden, layer))
+  products = None if products is None else tuple(products)
+  token = _ACTIVE.set(_Active(placement, hidden, products, layer))
   try:
     yield
   finally:
@@ -287,6 +299,48 @@ def active() -> Placement | None:
 def hidden(x: jax.Array) -> jax.Array:
   """Hidden states [B, T, D], split as they are between products."""
   return constrain(x, *_ACTIVE.get().hidden, None)
+
+
+def entering(x: jax.Array) -> jax.Array:
+  """Rows [B, T, D] that enter a product: gathered, where `products` says."""
+  rows = _ACTIVE.get().products
+  return x if rows is None else constrain(x, rows, None, None)
+
+
+def leaving(multiply: Callable[..., jax.Array], name: str, x: jax.Array,
+            w: jax.Array, axes: int) -> jax.Array:
+  """multiply(x, w, axes), added up into pieces where `products` says.
+
+  Written out, because the compiler would add up all rows on every device and
+  then take a piece.
+
+  Args:
+    multiply: contracts the last axes of x [B, T, ...] with the first of w.
+    name: of the layer's parameter w.
+  """
+  at = _ACTIVE.get()
+  if at.products is None:
+    return multiply(x, w, axes)
+  split = at.placement.spec(f"blocks/{name}", (1, *w.shape), at.layer)[1:]
+  over = tuple(a for a in at.hidden[0] if a not in at.products)
+  named = [a for part in split[:axes] if part
+           for a in ((part,) if isinstance(part, str) else part)]
+  if (sorted(named) != sorted(over)
+      or x.shape[0] % at.placement.count(at.hidden[0])):
+    return hidden(multiply(x, w, axes))
+
+  def local(x, w):
+    x = multiply(x, w, axes)
+    # One axis at a time: over several, too, it adds up and takes a piece.
+    for axis in over:
+      x = jax.lax.psum_scatter(x, axis, scatter_dimension=0, tiled=True)
+    return x
+
+  run = jax.shard_map(
+      local, mesh=at.placement.mesh,
+      in_specs=(P(at.products, None, *split[:axes]), P(*split)),
+      out_specs=P(at.hidden[0], None, None), check_vma=False)
+  return run(x, w)
 
 
 def constrain_layer(params: Any, training: bool) -> Any:

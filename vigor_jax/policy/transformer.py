@@ -146,7 +146,7 @@ class Block(nnx.Module):
     self.up = _normal(rngs, (d, f), d**-0.5, dtype)
     self.down = _normal(rngs, (f, d), f**-0.5 * out_scale, dtype)
     self.sizes = sizes
-    self.fused = self.merged = False
+    self.fused = self.paired = self.merged = False
     self.adapted = sizes.adapters.names if sizes.adapters else ()
     for name in self.adapted:
       shape = getattr(self, name)[...].shape
@@ -167,6 +167,30 @@ class Block(nnx.Module):
     del self.q, self.k, self.v, self.gate, self.up
     self.fused = True
 
+  def pair(self, groups: bool) -> None:
+    """Joins arrays as `fuse` does, of stacked layers split over devices.
+
+    The axes that are split stay: gate and up become [2, F, D], k and v
+    [2, K, hd, D], queries [H, hd, D]. D is last, as a TPU's products read
+    them; otherwise each dispatch copies them.
+
+    Args:
+      groups: heads are split like kv heads; q, k and v become
+        [K, H/K + 2, hd, D], with each kv head the queries that read it.
+    """
+    turned = lambda a: jnp.moveaxis(a[...], 1, -1)
+    q, k, v = map(turned, (self.q, self.k, self.v))
+    if groups:
+      q = q.reshape(*k.shape[:2], -1, *k.shape[2:])
+      self.grouped = nnx.Param(
+          jnp.concatenate([q, k[:, :, None], v[:, :, None]], 2))
+    else:
+      self.queries, self.kv = nnx.Param(q), nnx.Param(jnp.stack([k, v], 1))
+    self.gate_up = nnx.Param(
+        jnp.stack([turned(self.gate), turned(self.up)], 1))
+    del self.q, self.k, self.v, self.gate, self.up
+    self.paired = True
+
   def merge(self) -> None:
     """Puts adapted matrices in the place of the base's; see lora.py."""
     for name in self.adapted:
@@ -178,7 +202,10 @@ class Block(nnx.Module):
     """x times a matrix of this layer, adapted where it has an adapter."""
     w = getattr(self, name)[...]
     if name not in self.adapted:
-      return product(x, w.astype(x.dtype), axes)
+      w = w.astype(x.dtype)
+      if name in ("o", "down"):
+        return sharding.leaving(product, name, x, w, axes)
+      return product(x, w, axes)
     adapter = getattr(self, f"{name}_adapter")
     w = w if self.merged else adapter.matrix(w)
     return lora.product(x, w.astype(x.dtype), adapter.a[...], adapter.b[...],
@@ -192,6 +219,15 @@ class Block(nnx.Module):
       qkv = product(y, self.qkv[...].astype(dtype)).reshape(
           *y.shape[:2], h + 2 * k, sizes.head_dim)
       q, k, v = jnp.split(qkv, (h, h + k), axis=2)
+    elif self.paired:
+      times = lambda w, what: jnp.einsum(what, y, w[...].astype(dtype))
+      if hasattr(self, "grouped"):
+        qkv = times(self.grouped, "btd,kged->btkge")
+        q, k, v = qkv[:, :, :, :-2], qkv[:, :, :, -2], qkv[:, :, :, -1]
+        q = q.reshape(*y.shape[:2], sizes.heads, sizes.head_dim)
+      else:
+        q = times(self.queries, "btd,hed->bthe")
+        k, v = times(self.kv, "btd,pked->pbtke")
     else:
       q, k, v = (self._times(name, y) for name in "qkv")
     if sizes.qkv_bias:
@@ -207,12 +243,15 @@ class Block(nnx.Module):
     if self.fused:
       gate, up = jnp.split(product(y, self.gate_up[...].astype(y.dtype)), 2,
                            -1)
+    elif self.paired:
+      gate, up = jnp.einsum("btd,pfd->pbtf", y,
+                            self.gate_up[...].astype(y.dtype))
     else:
       gate, up = self._times("gate", y), self._times("up", y)
     return self._times("down", gated(gate, up))
 
   def __call__(self, x: Array, rope, attend: Attend,
-               whole: Callable[[Array], Array] = lambda y: y,
+               whole: Callable[[Array], Array] = sharding.entering,
                split: Callable[[Array], Array] = lambda y: y,
                gated: Callable[[Array, Array], Array] = _gated
                ) -> tuple[Array, Any]:
@@ -237,7 +276,7 @@ class Transformer(nnx.Module):
 
   def __init__(self, sizes: Sizes, rngs: nnx.Rngs):
     dtype = jnp.dtype(sizes.param_dtype)
-    self.sizes = sizes
+    self.sizes, self.paired = sizes, False
     self.embed = _normal(rngs, (sizes.vocab, sizes.width), 0.02, dtype)
 
     @nnx.split_rngs(splits=sizes.layers)
@@ -252,13 +291,24 @@ class Transformer(nnx.Module):
 
   def output_head(self) -> Array:
     """Output matrix [D, V] in the compute dtype."""
-    head = self.embed[...].T if self.sizes.tied else self.head[...]
+    if self.sizes.tied:
+      head = self.embed[...].T
+    else:
+      head = self.output[...].T if self.paired else self.head[...]
     return head.astype(self.sizes.dtype)
 
   def logits(self, hidden: Array) -> Array:
     """float32 logits [..., V] of hidden states [..., D]."""
     return jnp.matmul(hidden, self.output_head(),
                       preferred_element_type=jnp.float32)
+
+  def pair(self, groups: bool) -> None:
+    """See `Block.pair`; the output matrix becomes [V, D], like `embed`."""
+    self.blocks.pair(groups)
+    if not self.sizes.tied:
+      self.output = nnx.Param(self.head[...].T)
+      del self.head
+    self.paired = True
 
   def split_layers(self) -> list[Block]:
     """The blocks one by one, for unrolled loops."""

@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vigor_jax.policy import transformer
 
@@ -195,7 +196,9 @@ def attend_stores(layer, q: Array, k: Array, v: Array, *, prefixes, ring,
   s, _, h, hd = q.shape
   q = q.reshape(s, k.shape[1], -1, hd)
   scores = scores_of(q, keys, k, as_values)
-  out = mixed(_weights(scores, mask, hd, q.dtype), values, v)
+  ends = np.cumsum([part.shape[-1] for part in scores])[:-1]
+  w = _weights(jnp.concatenate(scores, -1), mask, hd, q.dtype)
+  out = mixed(jnp.split(w, ends, -1), values, v)
   return out.reshape(s, 1, h, hd), (k, v)
 
 
@@ -212,12 +215,12 @@ def columns(store: Array, index: Array, length: int, last: bool = False
 
 
 def scores_of(q: Array, keys: list[Array], k: Array | None = None,
-              as_values: bool = True) -> Array:
-  """float32 [S, K, H/K, M] of queries [S, K, H/K, hd].
+              as_values: bool = True) -> list[Array]:
+  """float32 parts [S, K, H/K, .] of queries [S, K, H/K, hd].
 
   Args:
-    keys: parts [S, K, ., hd], M columns together.
-    k: [S, K, hd] of the token itself: one more column, the last.
+    keys: parts [S, K, ., hd].
+    k: [S, K, hd] of the token itself: one more part, of one column.
     as_values: False = the parts are [S, K, hd, .].
   """
   product = "skgd,skmd->skgm" if as_values else "skgd,skdm->skgm"
@@ -225,16 +228,13 @@ def scores_of(q: Array, keys: list[Array], k: Array | None = None,
   parts = [jnp.einsum(product, q, a.astype(q.dtype), **f32) for a in keys]
   if k is not None:
     parts.append(jnp.einsum("skgd,skd->skg", q, k, **f32)[..., None])
-  return jnp.concatenate(parts, -1)
+  return parts
 
 
-def mixed(w: Array, values: list[Array], v: Array | None = None, **how
+def mixed(w: list[Array], values: list[Array], v: Array | None = None, **how
           ) -> Array:
-  """Values [S, K, H/K, hd] under weights laid out like `scores_of`."""
-  out, first = 0 if v is None else w[..., -1:] * v[:, :, None], 0
-  for a in values:
-    last = first + a.shape[2]
-    out += jnp.einsum("skgm,skmd->skgd", w[..., first:last],
-                      a.astype(w.dtype), **how)
-    first = last
+  """Values [S, K, H/K, hd] under weights in parts like `scores_of`."""
+  out = 0 if v is None else w[-1] * v[:, :, None]
+  for part, a in zip(w, values):
+    out += jnp.einsum("skgm,skmd->skgd", part, a.astype(part.dtype), **how)
   return out

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from vigor_jax.policy import attention
+from vigor_jax.policy import sharding
 from vigor_jax.policy import transformer
 from vigor_jax.sampling import cache as cache_lib
 from vigor_jax.sampling import logits as logits_lib
@@ -178,7 +179,7 @@ def _run(weights: Weights, model, blocks, prefixes: Prefixes, slots: Slots,
       new = (one(k) if weights.as_values else k[..., None], one(v))
       layers = cache_lib.merge(layers, new, i, weights.as_values)
     with jax.named_scope("sample"):
-      logits = model.logits(hidden[:, 0])
+      logits = model.logits(sharding.entering(hidden)[:, 0])
       if layout is not None:
         logits = layout.by_row(logits)
       new = logits_lib.sample(logits, at(uniforms), *settings)

@@ -63,8 +63,14 @@ class Layout:
 
   @property
   def everyone(self) -> Axes:
-    """Axes that split the rows of logits."""
-    return self.batch + (self.columns + self.heads if self.rules else ())
+    """Axes that split rows of logits, and of hidden states between products.
+
+    The largest first: sums of products are scattered over one at a time, and
+    what the first leaves the others move again.
+    """
+    if not self.rules:
+      return self.batch
+    return self.batch + _by_size(self.placement, self.columns + self.heads)
 
   def whole(self, a: Array) -> Array:
     """Rows [S, ...] that every device of a batch holds."""
@@ -97,6 +103,10 @@ class Layout:
     return jax.tree.map(lambda a: one(a, (columns, None)), kv)
 
 
+def _by_size(placement: sharding.Placement, axes: Axes) -> Axes:
+  return tuple(sorted(axes, key=lambda a: -placement.count(a)))
+
+
 def of(placement: sharding.Placement | None, sizes: transformer.Sizes,
        settings: Any, stationary: bool = True) -> Layout | None:
   """The layout of a model's sampler on a mesh; None on one device.
@@ -116,9 +126,11 @@ def of(placement: sharding.Placement | None, sizes: transformer.Sizes,
   batch, heads, columns = _axes(placement, sizes, stationary)
   split = heads + columns
   in_heads = sizes.heads % placement.count(split) == 0
+  # In the order in which `everyone` splits rows: exchanged, not moved again.
+  order = _by_size(placement, columns + heads)
   fitting = lambda size: next(
-      split[:n] for n in range(len(split), -1, -1)
-      if size % placement.count(split[:n]) == 0)
+      order[:n] for n in range(len(order), -1, -1)
+      if size % placement.count(order[:n]) == 0)
   rules = dict(
       heads=split if in_heads else heads, kv_heads=heads,
       head_dim=() if in_heads else columns,

@@ -53,9 +53,16 @@ def wrapped(layout: layout_lib.Layout, prefill: Callable,
     return fix(store, prefixes(layout, store))
 
   @functools.wraps(decode)
-  def placed_decode(*args):
-    with sharding.activations(placement, layout.batch):
-      new, report = decode(*args)
+  def placed_decode(leaves, prefixes, old, *args):
+    how = {}
+    rows, slots = layout.batch, old.rows.shape[1]
+    if layout.rules and slots % placement.count(layout.everyone) == 0:
+      # Every product takes all slots of the batch; what is done to hidden
+      # states between products, each device does to its share of them.
+      how = dict(products=rows, layer=dict(layout.rules))
+      rows = layout.everyone
+    with sharding.activations(placement, rows, **how):
+      new, report = decode(leaves, prefixes, old, *args)
     return (fix(new, state(layout, new)),
             fix(report, placement.replicated))
 

@@ -57,9 +57,21 @@ def copies(layout: layout_lib.Layout, prefixes: Any, prefix: Array) -> Any:
   Where heads split all weights, a device has many slots and all columns. Taken
   out of the store in every step, the prompts would be written, too.
   """
-  return jax.tree.map(
-      lambda a, where: jax.lax.with_sharding_constraint(a[:, prefix], where),
-      prefixes, layout.stores(prefixes, prompts=False))
+  slots, heads = layout.slots, layout.heads or None
+
+  def local(store, prefix):
+    # Row by row: as a gather it is done in pieces, each moved three times.
+    lead, _, *rest = store.shape
+    one = lambda i, out: jax.lax.dynamic_update_slice_in_dim(
+        out, jax.lax.dynamic_slice_in_dim(store, prefix[i], 1, 1), i, 1)
+    return jax.lax.fori_loop(0, prefix.shape[0], one, jax.lax.empty(
+        (lead, prefix.shape[0], *rest), store.dtype))
+
+  run = jax.shard_map(
+      local, mesh=layout.placement.mesh,
+      in_specs=(P(None, None, heads), P(slots)),
+      out_specs=P(None, slots, heads), check_vma=False)
+  return jax.tree.map(lambda store: run(store, prefix), prefixes)
 
 
 class Attention:
@@ -121,13 +133,19 @@ class Attention:
     keys, values = (store[index, prefix] if axes
                     else cache.columns(store, index, held)
                     for store in prefixes)
-    prompts = _attended(cache.scores_of(q, [keys]), [values],
-                        column < base[:, None], k.dtype)
+    prompt = [keys], [values], [column < base[:, None]]
+    completion = *([cache.columns(r, index, self._length), b]
+                   for r, b in zip(ring, buffer)), [
+                       in_ring, own[None, :-1], own[None, -1:]]
+    if not axes:  # All that its slots attend to is here.
+      keys, values, seen = (a + b for a, b in zip(prompt, completion))
+      out, _ = _attended(cache.scores_of(q, keys, k), values, seen, k.dtype,
+                         v)
+      return out.reshape(mine, -1, out.shape[-1]).astype(k.dtype), k, v
 
-    keys, values = ([cache.columns(r, index, self._length), b]
-                    for r, b in zip(ring, buffer))
-    seen = jnp.concatenate(
-        [in_ring, jnp.broadcast_to(own, (mine, own.shape[0]))], 1)
+    keys, values, seen = prompt
+    prompts = _attended(cache.scores_of(q, keys), values, seen, k.dtype)
+    keys, values, seen = completion
     own_q = jax.lax.dynamic_slice_in_dim(q, me * mine, mine, 0)
     completions = _attended(cache.scores_of(own_q, keys, k), values, seen,
                             k.dtype, v)
@@ -138,11 +156,9 @@ class Attention:
         for a, b in zip(prompts, completions))
     send = functools.partial(jax.lax.all_to_all, axis_name=axes,
                              concat_axis=0, tiled=True)
-    out = out.astype(k.dtype)
-    if axes:
-      out = send(out, split_axis=1 if by_head else 2)
-      lse = (send(lse, split_axis=1) if by_head
-             else jax.lax.all_gather(lse, axes, tiled=True))
+    out = send(out.astype(k.dtype), split_axis=1 if by_head else 2)
+    lse = (send(lse, split_axis=1) if by_head
+           else jax.lax.all_gather(lse, axes, tiled=True))
 
     def received(a):
       """[parts + 1, S, ...]: each device's columns, then completions."""
@@ -155,17 +171,28 @@ class Attention:
     return jnp.sum(w * out, 0).astype(k.dtype), k, v
 
 
-def _attended(scores: Array, values, mask: Array, dtype, v=None
+def _attended(scores: list[Array], values, masks: list[Array], dtype, v=None
               ) -> tuple[Array, Array]:
   """(out [S, K, H/K, hd], log of the softmax's norm [S, K, H/K]), float32.
 
-  A row that sees nothing has a norm of about exp(-1e30): it does not count.
+  Parts of the columns stay apart: put together, all scores would be written
+  once more. A row that sees nothing has a norm of about exp(-1e30): it does
+  not count.
+
+  Args:
+    scores, values: parts, see `cache`.
+    masks: bool [S or 1, .] of each part of the scores.
   """
   hd = values[0].shape[-1]
-  scores = jnp.where(mask[:, None, None], scores * hd**-0.5, -1e30)
-  peak = jnp.max(scores, -1, keepdims=True)
-  e = jnp.exp(scores - peak)
-  norm = jnp.sum(e, -1, keepdims=True)
-  out = cache.mixed(e.astype(dtype), values, v,
-                    preferred_element_type=jnp.float32) / norm
+  scores = [jnp.where(mask[:, None, None], part * hd**-0.5, -1e30)
+            for part, mask in zip(scores, masks, strict=True)]
+  peak = functools.reduce(
+      jnp.maximum, [jnp.max(part, -1, keepdims=True) for part in scores])
+  # Held, and what is held added up: left alone, exp is computed, and float32
+  # scores are read, once for the norm and once for the product.
+  e = jax.lax.optimization_barrier(
+      [jnp.exp(part - peak).astype(dtype) for part in scores])
+  norm = sum(jnp.sum(part, -1, keepdims=True, dtype=jnp.float32)
+             for part in e)
+  out = cache.mixed(e, values, v, preferred_element_type=jnp.float32) / norm
   return out, (peak + jnp.log(norm))[..., 0]

@@ -2,8 +2,9 @@
 
 A small model decodes from fused, per-layer matrices, made once per set of
 parameters instead of in every dispatch. A large one decodes from the stacked
-parameters as they are. Either way a program receives a flat tuple of arrays:
-flattening the module's own state costs more than a small dispatch does.
+parameters as they are, on a mesh from a copy that is split otherwise. Either
+way a program receives a flat tuple of arrays: flattening the module's own state
+costs more than a small dispatch does.
 """
 
 from __future__ import annotations
@@ -87,6 +88,12 @@ class Weights:
     every decode step a gather.
     """
     params = jax.tree.map(lambda a: a.astype(self.sizes.dtype), params)
+    model = nnx.merge(self._graph, params)
+    rules = dict(self.layout.rules)
+    model.pair(rules["heads"] == self.layout.heads
+               and not rules.get("head_dim"))
+    # A static result of tracing, the same for all parameters of this graph.
+    self._paired, params = nnx.split(model)
     return jax.lax.with_sharding_constraint(params, self._split(params))
 
   def _split(self, params):
@@ -96,7 +103,8 @@ class Weights:
     """(transformer, its layers one by one or None), inside a program."""
     if not self._unrolled:
       params = jax.tree.unflatten(self._static, leaves)
-      return nnx.merge(self._graph, params), None
+      graph = self._graph if self.layout is None else self._paired
+      return nnx.merge(graph, params), None
     rest_graph, graphs, tree = self._static
     rest, states = jax.tree.unflatten(tree, leaves)
     blocks = [nnx.merge(g, s) for g, s in zip(graphs, states)]
