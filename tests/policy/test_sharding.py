@@ -221,10 +221,13 @@ def test_a_mesh_that_does_not_fit_is_refused_with_what_would():
     sharding.placement_of(config, devices=[None] * 8)
 
 
-def test_blocked_attention_equals_the_whole(monkeypatch):
+# Backward in blocks of 2 and 4 queries, forward of 2: 1 is doubled, for a row
+# so long.
+@pytest.mark.parametrize("size", [1, 2])
+def test_blocked_attention_equals_the_whole(monkeypatch, size):
   import jax
   import jax.numpy as jnp
-  monkeypatch.setattr(attention, "QUERY_BLOCK", 4)
+  monkeypatch.setattr(attention, "QUERY_BLOCK", size)
   rng = np.random.default_rng(0)
   draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
   q, k, v = draw(2, 11, 4, 8), draw(2, 11, 2, 8), draw(2, 11, 2, 8)
@@ -260,10 +263,14 @@ def test_attention_with_known_norms_equals_the_whole(monkeypatch):
     np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
-def test_casting_a_piece_is_casting():
+def test_what_the_compiler_is_not_told_changes_nothing():
   import jax.numpy as jnp
   x = jnp.asarray([[-0.0, 1.5], [3e38, -7.25]], jnp.float32)
   cast = sharding.cast(x, jnp.bfloat16, jnp.int32(5))
   assert cast.dtype == jnp.bfloat16
   np.testing.assert_array_equal(cast, x.astype(jnp.bfloat16))
   assert sharding.cast(x, jnp.float32, jnp.int32(5)) is x
+  done = jnp.ones((2, 3)), jnp.zeros((), jnp.bfloat16)
+  np.testing.assert_array_equal(attention.after(x, *done), x)
+  # What is not finite is not hidden.
+  assert np.isnan(attention.after(x, jnp.asarray([jnp.inf]))).all()

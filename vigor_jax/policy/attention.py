@@ -13,8 +13,11 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-# Queries of a long row whose scores are alive at once.
-QUERY_BLOCK = 512
+# Queries whose scores are alive at once. The backward pass takes twice as many,
+# since every block adds to the gradients of all keys before it; so does the
+# forward pass of a row longer than so many blocks: each block is compiled.
+QUERY_BLOCK = 256
+_BLOCKS = 8
 
 
 def grouped_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
@@ -40,7 +43,7 @@ def blocked_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
   only: half of the scores are never made, and one block's are alive at a time,
   in the backward pass too. Short rows are done at once.
   """
-  if q.shape[1] <= 2 * QUERY_BLOCK:
+  if q.shape[1] <= 4 * QUERY_BLOCK:
     return grouped_attention(q, k, v, mask)
   return by_blocks(q, k, v, mask)[0]
 
@@ -54,7 +57,7 @@ def by_blocks(q: Array, k: Array, v: Array, mask: Array
     (out [B, T, H, hd], lse float32 [B, H, T], which has no gradient).
   """
   out, norms = [], []
-  for first, end in _blocks(q.shape[1]):
+  for first, end in _forward_blocks(q.shape[1]):
     scores = _scores(q[:, first:end], k[:, :end], mask[:, first:end, :end])
     peak = jnp.max(scores, -1, keepdims=True)
     e = jnp.exp(scores - peak)
@@ -71,7 +74,7 @@ def again(q: Array, k: Array, v: Array, mask: Array, lse: Array) -> Array:
   """`by_blocks` with known norms, which saves it the reductions."""
   lse = _by_group(lse, k)
   out = []
-  for first, end in _blocks(q.shape[1]):
+  for first, end in _forward_blocks(q.shape[1]):
     scores = _scores(q[:, first:end], k[:, :end], mask[:, first:end, :end])
     out.append(_mixed(jnp.exp(scores - lse[..., first:end, None]),
                       v[:, :end], q.dtype))
@@ -95,10 +98,25 @@ def _joined(blocks: list[Array], q: Array) -> Array:
       q.shape).astype(q.dtype)
 
 
-def _blocks(length: int) -> list[tuple[int, int]]:
+def _blocks(length: int, size: int) -> list[tuple[int, int]]:
   """(first, end) of each block of queries."""
-  return [(first, min(first + QUERY_BLOCK, length))
-          for first in range(0, length, QUERY_BLOCK)]
+  return [(first, min(first + size, length))
+          for first in range(0, length, size)]
+
+
+def _forward_blocks(length: int) -> list[tuple[int, int]]:
+  short = length <= _BLOCKS * QUERY_BLOCK
+  return _blocks(length, QUERY_BLOCK if short else 2 * QUERY_BLOCK)
+
+
+def after(x: Array, *done: Array) -> Array:
+  """x, which is ready when all of `done` are.
+
+  The compiler does side by side whatever memory allows; this makes it free
+  what went into `done` before it goes on with x.
+  """
+  told = sum(a[(0,) * a.ndim].astype(jnp.float32) for a in done)
+  return x * jnp.where(jnp.isfinite(told), 1, jnp.nan).astype(x.dtype)
 
 
 def _scores(q: Array, k: Array, mask: Array) -> Array:
@@ -123,9 +141,10 @@ def _backward(saved, do):
   lse = _by_group(lse, k)
   dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(
       v.shape, jnp.float32)
-  for first, end in _blocks(t):
+  for first, end in _blocks(t, 2 * QUERY_BLOCK):
     part = slice(first, end)
-    scores = _scores(q[:, part], k[:, :end], mask[:, part, :end])
+    query = after(q[:, part], dq[-1], dk, dv) if dq else q[:, part]
+    scores = _scores(query, k[:, :end], mask[:, part, :end])
     p = jnp.exp(scores - lse[..., part, None])
     grouped = do[:, part].reshape(b, end - first, *heads)
     dv = dv.at[:, :end].add(jnp.einsum(
@@ -135,7 +154,7 @@ def _backward(saved, do):
     dq.append(jnp.einsum("bkgtu,bukd->btkgd", ds, k[:, :end]).reshape(
         b, end - first, h, hd))
     dk = dk.at[:, :end].add(jnp.einsum(
-        "bkgtu,btkgd->bukd", ds, q[:, part].reshape(grouped.shape), **f32))
+        "bkgtu,btkgd->bukd", ds, query.reshape(grouped.shape), **f32))
   return (jnp.concatenate(dq, 1), dk.astype(k.dtype), dv.astype(v.dtype),
           None)
 

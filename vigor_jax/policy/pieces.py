@@ -100,6 +100,19 @@ _gated.defvjp(lambda gate, up: (_gated(gate, up), (gate, up)),
               _gated_backward)
 
 
+_MLP = ("mlp_norm", "gate", "up", "down")
+
+
+def _whole(y: Array) -> Array:
+  """All positions of pieces of them."""
+  return jax.lax.all_gather(y, "tensor", axis=1, tiled=True)
+
+
+def _split(y: Array) -> Array:
+  """This device's positions of the sum over devices."""
+  return jax.lax.psum_scatter(y, "tensor", scatter_dimension=1, tiled=True)
+
+
 class Pieces:
   """One micro-batch at a time through the split policy.
 
@@ -185,8 +198,11 @@ class _Local:
     for path, leaf in flat.items():
       axes = tuple(self._specs[f"blocks/{path}"])[1:]
       if "fsdp" in axes:
-        leaf = jax.lax.all_gather(sharding.cast(leaf, dtype, index), "fsdp",
-                                  axis=axes.index("fsdp"), tiled=True)
+        axis = axes.index("fsdp")
+        # q is laid out anew before the loop in any case: its cast with it.
+        leaf = (leaf.astype(dtype) if path == "q"
+                else sharding.cast(leaf, dtype, index))
+        leaf = jax.lax.all_gather(leaf, "fsdp", axis=axis, tiled=True)
       leaves.append(leaf)
     return nnx.merge(
         graph, jax.tree.unflatten(jax.tree.structure(state), leaves))
@@ -204,24 +220,52 @@ class _Local:
       return attention.again(q, k, v, mask, norm), None
     return attend
 
-  def _layer(self, graph, mask, rope, index, norm, state, x: Array
-             ) -> tuple[Array, Any]:
-    """(output, the softmax's norms) of layer `index`.
+  def _layer_gradient(self, graph, mask, rope, index, norm, state, trained,
+                      x: Array, dx: Array) -> tuple[dict[str, Array], Array]:
+    """(gradients of this layer's trained parameters, dx of its input).
 
-    norm: None, or in the backward pass the norms of the forward pass.
+    Args:
+      norm: the softmax's norms of the forward pass.
+      trained: paths of them in `state`.
+      x: the layer's input; dx: gradient of its output.
     """
-    block = self._gathered(graph, index, state, x.dtype)
-    whole = lambda y: jax.lax.all_gather(y, "tensor", axis=1, tiled=True)
-    split = lambda y: jax.lax.psum_scatter(y, "tensor", scatter_dimension=1,
-                                           tiled=True)
+    leaves, tree = jax.tree.flatten(state)
+    pieces = dict(zip(checkpoints.flatten(state), leaves))
+    merged = None
+
+    def gather(some):
+      nonlocal merged
+      state = jax.tree.unflatten(tree, list({**pieces, **some}.values()))
+      merged, state = nnx.split(self._gathered(graph, index, state, x.dtype))
+      return state
+
+    weights, home = jax.vjp(gather, {p: pieces[p] for p in trained})
     attend = functools.partial(self._attend(mask), norm)
-    how = {} if norm is None else dict(gated=_gated)
-    return block(x, rope, attend, whole=whole, split=split, **how)
+    middle, pull_attention = jax.vjp(
+        lambda w, x: nnx.merge(merged, w).attention_half(
+            x, rope, attend, _whole, _split)[0], weights, x)
+    _, pull_mlp = jax.vjp(
+        lambda w, x: nnx.merge(merged, w).mlp_half(x, _whole, _split, _gated),
+        weights, middle)
+    of_mlp, dx = pull_mlp(dx)
+    is_mlp = lambda path: path.split("/")[0].removesuffix("_adapter") in _MLP
+    flat = checkpoints.flatten(of_mlp)
+    if any(pieces[p].dtype != x.dtype for p in trained):
+      # Wide parameters leave little room: attention waits for these products
+      # (not for their sums over devices), and what went into them is freed.
+      dx = attention.after(dx, *[flat[p] for p in trained if is_mlp(p)])
+    of_attention, dx = pull_attention(dx)
+    other = checkpoints.flatten(of_attention)
+    gradient = jax.tree.unflatten(
+        jax.tree.structure(of_mlp),
+        [flat[p] if is_mlp(p) else other[p] for p in flat])
+    return home(gradient)[0], dx
 
   def _embedded(self, table: Array, tokens: Array) -> Array:
     """Rows of the table, hidden states [r, T/tensor, D] of tokens [r, T]."""
     at, inside = self._places(table, tokens)
-    x = jnp.where(inside[..., None], table[at], 0).astype(self._sizes.dtype)
+    rows = sharding.cast(table[at], self._sizes.dtype, tokens[0, 0])
+    x = jnp.where(inside[..., None], rows, 0)
     x = jax.lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
     if self._width_split:
       x = jax.lax.all_to_all(x, "fsdp", 0, 2, tiled=True)
@@ -281,9 +325,12 @@ class _Local:
     graph, states = nnx.split(model.blocks)
     around = self._surroundings(micro)
 
+    mask, rope = around
+    attend = functools.partial(self._attend(mask), None)
+
     def step(x, scanned):
-      index, state = scanned
-      y, norm = self._layer(graph, *around, index, None, state, x)
+      block = self._gathered(graph, *scanned, x.dtype)
+      y, norm = block(x, rope, attend, whole=_whole, split=_split)
       return y, (x, norm) if keep else None
 
     x, kept = jax.lax.scan(
@@ -321,23 +368,14 @@ class _Local:
         flat["final_norm/scale"] += jax.tree.leaves(dscale)[0]
     graph, states = nnx.split(model.blocks)
     around = self._surroundings(micro)
-    paths = list(checkpoints.flatten(states))
-    names = [f"blocks/{p}" for p in paths if f"blocks/{p}" in flat]
+    trained = [p for p in checkpoints.flatten(states) if f"blocks/{p}" in flat]
+    names = [f"blocks/{p}" for p in trained]
 
     def step(carry, scanned):
       dx, sums = carry
       index, state, x, norm = scanned
-      leaves, tree = jax.tree.flatten(state)
-      frozen = dict(zip(paths, leaves))
-      trained = {p: frozen.pop(p) for p in paths if f"blocks/{p}" in names}
-
-      def layer(trained, x):
-        state = jax.tree.unflatten(
-            tree, [{**frozen, **trained}[p] for p in paths])
-        return self._layer(graph, *around, index, norm, state, x)[0]
-
-      _, pull = jax.vjp(layer, trained, x)
-      gradient, dx = pull(dx)
+      gradient, dx = self._layer_gradient(
+          graph, *around, index, norm, state, trained, x, dx)
       sums = [a.at[index].add(gradient[p].astype(a.dtype))
               for a, p in zip(sums, trained)]
       return (dx, sums), None

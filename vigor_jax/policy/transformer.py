@@ -261,14 +261,23 @@ class Block(nnx.Module):
     what enters products, and `split` sums and splits what leaves them.
     `gated` is silu(gate) * up.
     """
+    x, saved = self.attention_half(x, rope, attend, whole, split)
+    return self.mlp_half(x, whole, split, gated), saved
+
+  def attention_half(self, x: Array, rope, attend: Attend, whole, split
+                     ) -> tuple[Array, Any]:
+    """x + attention(norm(x)), and what `attend` saved."""
     with jax.named_scope("attention"):
       q, k, v = self.project(whole(self.attn_norm(x)))
       out, saved = attend(rotate(q, rope), rotate(k, rope), v)
-      x = sharding.hidden(x + split(self._times("o", out, 2)))
+      x = x + split(self._times("o", out, 2))
+      return sharding.hidden(x), saved
+
+  def mlp_half(self, x: Array, whole, split, gated) -> Array:
+    """x + mlp(norm(x))."""
     with jax.named_scope("mlp"):
-      x = sharding.hidden(
+      return sharding.hidden(
           x + split(self.mlp(whole(self.mlp_norm(x)), gated)))
-    return x, saved
 
 
 class Transformer(nnx.Module):
