@@ -221,13 +221,17 @@ def test_a_mesh_that_does_not_fit_is_refused_with_what_would():
     sharding.placement_of(config, devices=[None] * 8)
 
 
-# Backward in blocks of 2 and 4 queries, forward of 2: 1 is doubled, for a row
-# so long.
-@pytest.mark.parametrize("size", [1, 2])
-def test_blocked_attention_equals_the_whole(monkeypatch, size):
+def _set_blocks(monkeypatch, forward, backward, long):
+  for name, size in (("FORWARD_BLOCK", forward), ("BACKWARD_BLOCK", backward),
+                     ("LONG", long), ("LONG_BLOCK", 5)):
+    monkeypatch.setattr(attention, name, size)
+
+
+@pytest.mark.parametrize("blocks", [(2, 3, 11), (1, 4, 11), (2, 3, 10)])
+def test_blocked_attention_equals_the_whole(monkeypatch, blocks):
   import jax
   import jax.numpy as jnp
-  monkeypatch.setattr(attention, "QUERY_BLOCK", size)
+  _set_blocks(monkeypatch, *blocks)
   rng = np.random.default_rng(0)
   draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
   q, k, v = draw(2, 11, 4, 8), draw(2, 11, 2, 8), draw(2, 11, 2, 8)
@@ -244,7 +248,7 @@ def test_blocked_attention_equals_the_whole(monkeypatch, size):
 def test_attention_with_known_norms_equals_the_whole(monkeypatch):
   import jax
   import jax.numpy as jnp
-  monkeypatch.setattr(attention, "QUERY_BLOCK", 4)
+  _set_blocks(monkeypatch, 4, 3, 9)
   rng = np.random.default_rng(1)
   draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
   q, k, v = draw(2, 9, 4, 8), draw(2, 9, 2, 8), draw(2, 9, 2, 8)

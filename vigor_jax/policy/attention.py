@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-# Queries whose scores are alive at once. The backward pass takes twice as many,
-# since every block adds to the gradients of all keys before it; so does the
-# forward pass of a row longer than so many blocks: each block is compiled.
-QUERY_BLOCK = 256
-_BLOCKS = 8
+# Queries whose scores are alive at once, in the forward and in the backward
+# pass: there each block adds to the gradients of all keys before it.
+FORWARD_BLOCK, BACKWARD_BLOCK = 256, 384
+# Of rows longer than LONG: each block is compiled.
+LONG, LONG_BLOCK = 2048, 512
 
 
 def grouped_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
@@ -43,7 +43,7 @@ def blocked_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
   only: half of the scores are never made, and one block's are alive at a time,
   in the backward pass too. Short rows are done at once.
   """
-  if q.shape[1] <= 4 * QUERY_BLOCK:
+  if q.shape[1] <= 4 * FORWARD_BLOCK:
     return grouped_attention(q, k, v, mask)
   return by_blocks(q, k, v, mask)[0]
 
@@ -57,7 +57,7 @@ def by_blocks(q: Array, k: Array, v: Array, mask: Array
     (out [B, T, H, hd], lse float32 [B, H, T], which has no gradient).
   """
   out, norms = [], []
-  for first, end in _forward_blocks(q.shape[1]):
+  for first, end in _blocks(q.shape[1], FORWARD_BLOCK):
     scores = _scores(q[:, first:end], k[:, :end], mask[:, first:end, :end])
     peak = jnp.max(scores, -1, keepdims=True)
     e = jnp.exp(scores - peak)
@@ -74,7 +74,7 @@ def again(q: Array, k: Array, v: Array, mask: Array, lse: Array) -> Array:
   """`by_blocks` with known norms, which saves it the reductions."""
   lse = _by_group(lse, k)
   out = []
-  for first, end in _forward_blocks(q.shape[1]):
+  for first, end in _blocks(q.shape[1], FORWARD_BLOCK):
     scores = _scores(q[:, first:end], k[:, :end], mask[:, first:end, :end])
     out.append(_mixed(jnp.exp(scores - lse[..., first:end, None]),
                       v[:, :end], q.dtype))
@@ -100,13 +100,9 @@ def _joined(blocks: list[Array], q: Array) -> Array:
 
 def _blocks(length: int, size: int) -> list[tuple[int, int]]:
   """(first, end) of each block of queries."""
+  size = size if length <= LONG else LONG_BLOCK
   return [(first, min(first + size, length))
           for first in range(0, length, size)]
-
-
-def _forward_blocks(length: int) -> list[tuple[int, int]]:
-  short = length <= _BLOCKS * QUERY_BLOCK
-  return _blocks(length, QUERY_BLOCK if short else 2 * QUERY_BLOCK)
 
 
 def after(x: Array, *done: Array) -> Array:
@@ -141,7 +137,7 @@ def _backward(saved, do):
   lse = _by_group(lse, k)
   dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(
       v.shape, jnp.float32)
-  for first, end in _blocks(t, 2 * QUERY_BLOCK):
+  for first, end in _blocks(t, BACKWARD_BLOCK):
     part = slice(first, end)
     query = after(q[:, part], dq[-1], dk, dv) if dq else q[:, part]
     scores = _scores(query, k[:, :end], mask[:, part, :end])

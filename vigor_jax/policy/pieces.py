@@ -28,6 +28,7 @@ from typing import Any
 
 from flax import nnx
 import jax
+from jax.experimental import layout
 import jax.numpy as jnp
 
 from vigor_jax import checkpoints
@@ -111,6 +112,16 @@ def _whole(y: Array) -> Array:
 def _split(y: Array) -> Array:
   """This device's positions of the sum over devices."""
   return jax.lax.psum_scatter(y, "tensor", scatter_dimension=1, tiled=True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _laid(x: Array, order: tuple[int, ...]) -> Array:
+  """x with its axes in memory in this order, outermost first."""
+  return layout.with_layout_constraint(x, layout.Layout(order))
+
+
+_laid.defvjp(lambda x, order: (_laid(x, order), None),
+             lambda order, _, g: (g,))  # Gradients lie as they come.
 
 
 class Pieces:
@@ -199,9 +210,11 @@ class _Local:
       axes = tuple(self._specs[f"blocks/{path}"])[1:]
       if "fsdp" in axes:
         axis = axes.index("fsdp")
-        # q is laid out anew before the loop in any case: its cast with it.
-        leaf = (leaf.astype(dtype) if path == "q"
-                else sharding.cast(leaf, dtype, index))
+        leaf = sharding.cast(leaf, dtype, index)
+        if path in ("q", "k", "v"):
+          # Left alone, the compiler would lay out all of q, k and v as
+          # products want a layer, and keep those copies while the loop runs.
+          leaf = _laid(_laid(leaf, (0, 1, 2)), (1, 2, 0))
         leaf = jax.lax.all_gather(leaf, "fsdp", axis=axis, tiled=True)
       leaves.append(leaf)
     return nnx.merge(
