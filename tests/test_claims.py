@@ -142,5 +142,7 @@ def test_the_results_page_is_what_the_data_gives():
     published = pairs_of[claims.PUBLISHED]
     assert len(published) >= 5, stream
     for rule, found in pairs_of.items():
-      assert found == published or rule not in claims.ORDER
-      assert found <= published and len(found) >= 6
+      close = rule.startswith("uniform") or rule in (claims.BEFORE, claims.HOUSE)
+      assert found == published or not close, (stream, rule)
+      least = 10 if rule in claims.ORDER else 6
+      assert found <= published and len(found) >= least, (stream, rule)

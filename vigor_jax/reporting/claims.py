@@ -322,14 +322,17 @@ def agreement(data) -> str:
   pairs = lab_pairs(data)
   rows = []
   kinds = {
-    "all": lambda stream: True,
-    "0/1 rewards": lambda stream: not stream.startswith("stack"),
-    "graded rewards": lambda stream: stream.startswith("stack"),
-    "right verdicts": lambda stream: "q =" not in stream,
+    "all": lambda stream, rule: True,
+    "0/1 rewards": lambda stream, rule: not stream.startswith("stack"),
+    "graded rewards": lambda stream, rule: stream.startswith("stack"),
+    "right verdicts": lambda stream, rule: "q =" not in stream,
+    "right verdicts, uniform splits left out": lambda stream, rule: (
+      "q =" not in stream and not rule.startswith("uniform")
+    ),
   }
   for kind, chosen in kinds.items():
-    x = [p[2] for p in pairs if chosen(p[0])]
-    y = [p[3] for p in pairs if chosen(p[0])]
+    x = [p[2] for p in pairs if chosen(*p[:2])]
+    y = [p[3] for p in pairs if chosen(*p[:2])]
     if len(x) < 10:
       continue
     low, high = lab_page.bootstrap_rank(x, y)
