@@ -361,6 +361,7 @@ def main() -> int:
     )
     data["shared"] = options.shared or data.get("shared", False)
     measure(options, data)
+    data = json.loads(tables.dump(data))  # in the file's order
     print(tables.as_text(data))
     figures, targets = tables.figures(data)
     if options.write:
