@@ -206,18 +206,18 @@ def test_remote_workdirs_are_mirrored(tmp_path, monkeypatch):
 # Whole runs.
 
 
-def _start(root, workdir, processes, devices, *overrides):
+def _start(root, workdir, processes, devices, *overrides, command=None):
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
-  command = [
-    sys.executable, "-m", "vigor_jax.train",
-    f"--config={root}/tests/multihost_config.py", f"--workdir={workdir}",
-    *overrides]
+  command = [sys.executable, *(command or (
+    "-m", "vigor_jax.train", f"--config={root}/tests/multihost_config.py",
+    f"--workdir={workdir}")), *overrides]
   running = []
   for rank in range(processes):
     environ = {
       **os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1",
+      "PYTHONPATH": str(root),
       "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     if processes > 1:
       environ.update(zip(distributed.VARIABLES, (
@@ -228,8 +228,9 @@ def _start(root, workdir, processes, devices, *overrides):
   return running
 
 
-def _run(root, workdir, processes, devices, *overrides):
-  running = _start(root, workdir, processes, devices, *overrides)
+def _run(root, workdir, processes, devices, *overrides, command=None):
+  running = _start(root, workdir, processes, devices, *overrides,
+                   command=command)
   codes = [process.wait(timeout=500) for process in running]
   log = open(f"{workdir}.0.log").read()
   assert codes == [0] * processes, log[-3000:]
@@ -283,10 +284,61 @@ def test_layouts_agree(root, tmp_path, processes, devices):
   _run(root, start, 1, 8, *overrides)
   _run(root, many, processes, devices, *overrides)
   _compare(start, many, equal_steps=1)
+  groups = _lines(start, "groups.jsonl"), _lines(many, "groups.jsonl")
+  apart = [k + 1 for k, (a, b) in enumerate(zip(*groups)) if a != b]
+  print(f"{processes} x {devices}, running freely: first step with other "
+        f"verdicts than 1 x 8: {apart[0] if apart else 'none of 20'}")
   _run(root, again, processes, devices, *overrides)
   a, b = _train_lines(many), _train_lines(again)
   for key in ("tokens", "policy/loss", "policy/grad_norm"):
     assert [x[key] for x in a] == [x[key] for x in b], key
+
+
+@pytest.mark.extended
+def test_layouts_make_the_same_step_of_the_same_state(root, tmp_path):
+  run, steps = str(tmp_path / "run"), 20
+  overrides = [f"--config.total_steps={steps}",
+               "--config.checkpoint.every_steps=1",
+               f"--config.checkpoint.keep={steps}"]
+  _run(root, run, 1, 8, *overrides)
+
+  def found(processes, devices):
+    out = str(tmp_path / f"{processes}x{devices}.npz")
+    _run(root, out, processes, devices, *overrides, command=(
+      f"{root}/tests/layout_steps.py", f"{root}/tests/multihost_config.py",
+      run, str(steps), out))
+    return np.load(out)
+
+  one = found(1, 8)
+  for processes, devices in [(2, 4), (4, 2)]:
+    many = found(processes, devices)
+    for k in range(steps):
+      for name in ("tokens", "lengths", "counts"):
+        np.testing.assert_array_equal(
+          many[f"{name}_{k}"], one[f"{name}_{k}"], f"{name} of step {k + 1}")
+      for name in ("sampled", "logprobs", "gradient"):
+        a, b = many[f"{name}_{k}"], one[f"{name}_{k}"]
+        apart, size = np.linalg.norm(a - b), np.linalg.norm(b)
+        assert size > 0 and apart <= 1e-5 * size, (name, k + 1, apart / size)
+
+
+@pytest.mark.extended
+def test_two_processes_keep_the_reference_where_the_run_began(root, tmp_path):
+  base, one, two = (str(tmp_path / name) for name in ("base", "one", "two"))
+  ours = [f"--config.init_from={base}", "--config.policy.kl.coef=0.1"]
+  at_once = [*ours, "--config.total_steps=4"]
+  _run(root, base, 1, 4, "--config.total_steps=2")
+  _run(root, one, 1, 4, *at_once)
+  _run(root, two, 2, 2, *ours, "--config.total_steps=2")
+  # The run that init_from names trains on while ours is down.
+  _run(root, base, 1, 4, "--config.total_steps=4")
+  log = _run(root, two, 2, 2, *at_once)
+  assert "reference of policy.kl: step 2 of" in log
+  a, b = _train_lines(one), _train_lines(two)
+  assert [x["tokens"] for x in a] == [x["tokens"] for x in b]
+  kl = [[x["policy/kl"] for x in lines] for lines in (a, b)]
+  assert kl[0][-1] > 1e-9
+  assert kl[1] == pytest.approx(kl[0], rel=1e-3, abs=1e-9)
 
 
 @pytest.mark.extended
