@@ -299,7 +299,8 @@ def test_layouts_make_the_same_step_of_the_same_state(root, tmp_path):
   run, steps = str(tmp_path / "run"), 20
   overrides = [f"--config.total_steps={steps}",
                "--config.checkpoint.every_steps=1",
-               f"--config.checkpoint.keep={steps}"]
+               f"--config.checkpoint.keep={steps}",
+               "--config.reward.noise=0.3"]  # wrong verdicts: a signal
   _run(root, run, 1, 8, *overrides)
 
   def found(processes, devices):
@@ -311,7 +312,7 @@ def test_layouts_make_the_same_step_of_the_same_state(root, tmp_path):
 
   one = found(1, 8)
   for processes, devices in [(2, 4), (4, 2)]:
-    many = found(processes, devices)
+    many, trained = found(processes, devices), 0
     for k in range(steps):
       for name in ("tokens", "lengths", "counts"):
         np.testing.assert_array_equal(
@@ -319,7 +320,10 @@ def test_layouts_make_the_same_step_of_the_same_state(root, tmp_path):
       for name in ("sampled", "logprobs", "gradient"):
         a, b = many[f"{name}_{k}"], one[f"{name}_{k}"]
         apart, size = np.linalg.norm(a - b), np.linalg.norm(b)
-        assert size > 0 and apart <= 1e-5 * size, (name, k + 1, apart / size)
+        assert apart <= 1e-5 * size, (name, k + 1, apart, size)
+        trained += bool(size) and name == "gradient"
+    # A step without a mixed group trains on nothing, and has zeros here.
+    assert trained >= steps / 2
 
 
 @pytest.mark.extended
