@@ -128,7 +128,7 @@ def estimate_noise(rows) -> float:
   Args:
     rows: float [m, 3 or 4], see `evidence`. A rule that spends by more than the
       verdicts must tell prompts apart by that: if it stops early at those that
-      look hard, the counts of all together refute any q.
+      look hard, the counts of all together mislead.
   """
   kinds = len(_kinds(rows)[0])
   least = evidence(rows, 0.0) - SLACK[0] * kinds - SLACK[1] * kinds**0.5
