@@ -5,7 +5,7 @@
 #   make test-slow  the end-to-end tests
 #   make test-extended  longest ones: several processes, the notebook, large configs
 #   make test-all   the quick and the slow ones
-#   make lint       ruff
+#   make lint       ruff, and shellcheck of the scripts
 #   make smollm2    SmolLM2-135M, inside a package, against stored logits
 #   make bench      all benchmarks in full; make bench-quick: their short forms
 #   make docs       the documentation as pages in site/
@@ -95,6 +95,7 @@ smollm2: $(VENV)/installed-smollm2
 lint: $(VENV)/installed-test
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m compileall -q vigor_jax configs benchmarks
+	@$(BIN)/shellcheck --external-sources launch/*.sh .ci/run
 
 format: $(VENV)/installed-test
 	@$(BIN)/python -m ruff format vigor_jax configs benchmarks tests

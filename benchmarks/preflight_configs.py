@@ -3,8 +3,9 @@
   python benchmarks/preflight_configs.py [--quick] [--only=1p5b,3b,...]
 
 Runs `python -m vigor_jax.preflight` on each file in configs/ that names a
-topology, on the 3B also for a v6e slice, and on the 3B for a slice that is too
-small, which must end with exit code 1 and name what does not fit. Per case:
+topology, on the 3B and the 8B also for a v6e slice, and on the 3B for a slice
+that is too small, which must end with exit code 1 and name what does not fit.
+Per case:
 
   gib_*       of a chip at the fullest moment of a step
   room_*      share of the chip that is then free
@@ -32,6 +33,8 @@ CASES = {
   "7b": ("qwen2p5_7b_math_dapo", ()),
   "8b": ("qwen3_8b_livecodebench", ()),
   "3b_v6e": ("qwen2p5_3b_math", ("--topology=v6e:4x4",)),
+  "8b_v6e": ("qwen3_8b_livecodebench", (
+    "--topology=v6e:4x4", "--config.mesh.fsdp=8")),
   "3b_lora": ("qwen2p5_3b_math", (
     "--topology=v5e:2x4", "--config.mesh.fsdp=4", "--config.model.lora.rank=16",
     "--config.model.param_dtype=bfloat16", "--config.sampling.slots=128")),

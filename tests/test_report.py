@@ -52,6 +52,53 @@ def test_single_run_report_is_self_contained(whole, tmp_path):
   assert "could not be read" not in page
 
 
+def _tables(page):
+  """Each table of a page as rows of cells."""
+  return [[re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
+           for row in re.findall(r"<tr>(.*?)</tr>", table)]
+          for table in re.findall(r"<table>(.*?)</table>", page, re.S)]
+
+
+def _timed(folder, **seconds):
+  """The same run with these times in every step but the first."""
+  def change(lines):
+    for i, line in enumerate(lines):
+      times = {f"time/{k}": 9.0 if i == 0 else v for k, v in seconds.items()}
+      yield {**{k: v for k, v in line.items() if not k.startswith("time/")},
+             **(times if "policy/loss" in line or "compiles" in line else {})}
+  _rewrite(folder, "metrics.jsonl", change)
+  return folder
+
+
+def test_the_time_of_a_step_is_told_by_phase(whole, tmp_path):
+  folder = _timed(_copy(whole, tmp_path), prefill=0.01, decode=0.06,
+                  reward=0.0, allocate=0.002, update=0.12, other=0.008)
+  page = report.build([folder]).read_text()
+  assert "<h2>Where the time went</h2>" in page
+  table = next(t for t in _tables(page) if t[0][0] == "phase")
+  assert table == [
+    ["phase", "ms a step", "share"], ["prefill", "10", "5.0%"],
+    ["decode", "60", "30.0%"], ["reward", "0", "0.0%"],
+    ["allocate", "2", "1.0%"], ["update", "120", "60.0%"],
+    ["other", "8", "4.0%"], ["step", "200", "100.0%"]]
+
+
+def test_the_times_of_several_rules_stand_side_by_side(tmp_path):
+  folders = [
+    _timed(fake_runs.write(tmp_path / name, fake_runs.config(name, steps=4)),
+           decode=decode, update=1.0)
+    for name, decode in (("uniform", 3.0), ("vigor", 1.0))]
+  page = report.build(folders, tmp_path / "out").read_text()
+  table = next(t for t in _tables(page) if "decode, s" in t[0])
+  assert table == [
+    ["rule", "prefill, s", "decode, s", "reward, s", "allocate, s",
+     "update, s", "other, s", "step, s"],
+    ["uniform", "0 (0%)", "3 (75%)", "0 (0%)", "0 (0%)", "1 (25%)", "0 (0%)",
+     "4"],
+    ["vigor", "0 (0%)", "1 (50%)", "0 (0%)", "0 (0%)", "1 (50%)", "0 (0%)",
+     "2"]]
+
+
 def test_images_are_deterministic(whole, tmp_path):
   first = report.build([whole], tmp_path / "a").read_bytes()
   assert report.build([whole], tmp_path / "b").read_bytes() == first

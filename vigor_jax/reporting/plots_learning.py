@@ -7,10 +7,10 @@ label, and returns it, or None when the runs do not carry what it shows.
 import math
 from collections.abc import Sequence
 
-import numpy as np
 from matplotlib import patheffects
 from matplotlib import ticker
 
+from vigor_jax.reporting import phases as phase_times
 from vigor_jax.reporting import runs as run_folders
 from vigor_jax.reporting import style
 
@@ -180,27 +180,22 @@ def ratios(results: Sequence[dict], colour):
   return figure
 
 
-_PHASES = {
-  "prefill": "#93c5fd",
-  "decode": "#2563eb",
-  "reward": "#f59e0b",
-  "allocate": "#dc2626",
-  "update": "#059669",
-  "other": "#9ca3af",
-}
+# In the order in which they are drawn.
+_PHASES = dict(
+  zip(
+    phase_times.PHASES,
+    ("#93c5fd", "#2563eb", "#f59e0b", "#dc2626", "#059669", "#9ca3af"),
+  )
+)
 
 
 def time_by_phase(rules: style.Rules, colour):
   """Median seconds of a step by phase, one bar per rule."""
-  rows = []
-  for label, runs in rules.items():
-    phases = {}
-    for phase in _PHASES:
-      values = [run.series(f"time/{phase}")[1] for run in runs]
-      values = np.concatenate(values) if values else np.zeros(0)
-      phases[phase] = float(np.median(values)) if len(values) else 0.0
-    if sum(phases.values()) > 0:
-      rows.append((label, phases))
+  rows = [
+    (label, phases)
+    for label, runs in rules.items()
+    if (phases := phase_times.medians(runs))
+  ]
   if not rows:
     return None
   many = len(rules) > 1

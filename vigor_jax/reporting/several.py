@@ -2,6 +2,7 @@
 
 from vigor_jax.reporting import captions
 from vigor_jax.reporting import page as page_lib
+from vigor_jax.reporting import phases as phase_times
 from vigor_jax.reporting import runs as run_folders
 from vigor_jax.reporting import verdict
 from vigor_jax.reporting import wording
@@ -157,6 +158,7 @@ def _variant(rules, result, pictures, prefix) -> str:
     )
   )
   parts.append(_cost_table(result))
+  parts.append(phase_times.several_rules(rules))
   return "".join(parts)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from vigor_jax.reporting import captions
 from vigor_jax.reporting import page as page_lib
+from vigor_jax.reporting import phases as phase_times
 from vigor_jax.reporting import runs as run_folders
 from vigor_jax.reporting import wording
 
@@ -153,6 +154,8 @@ def render(run, pictures) -> tuple[str, str]:
       ]
     )
   )
+  times = phase_times.one_run(run)
+  body.append(times and "<h2>Where the time went</h2>" + times)
   body.append(_samples(run))
   body.append(page_lib.colophon([run], None))
   body.append(page_lib.unreadable([run]))
