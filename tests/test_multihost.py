@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+import tiny_runs
 
 from vigor_jax import checkpoints
 from vigor_jax import distributed
@@ -280,7 +281,8 @@ def test_two_processes_make_the_same_steps_as_one(root, tmp_path):
 def test_layouts_agree(root, tmp_path, processes, devices):
   start, many = str(tmp_path / "start"), str(tmp_path / "many")
   again = str(tmp_path / "again")
-  overrides = ["--config.total_steps=20", "--config.allocation.name=uniform"]
+  overrides = ["--config.total_steps=20", "--config.allocation.name=uniform",
+               "--config.reward.noise=0.3"]  # wrong verdicts: a signal
   _run(root, start, 1, 8, *overrides)
   _run(root, many, processes, devices, *overrides)
   _compare(start, many, equal_steps=1)
@@ -289,9 +291,10 @@ def test_layouts_agree(root, tmp_path, processes, devices):
   print(f"{processes} x {devices}, running freely: first step with other "
         f"verdicts than 1 x 8: {apart[0] if apart else 'none of 20'}")
   _run(root, again, processes, devices, *overrides)
-  a, b = _train_lines(many), _train_lines(again)
-  for key in ("tokens", "policy/loss", "policy/grad_norm"):
-    assert [x[key] for x in a] == [x[key] for x in b], key
+  # The same layout again: every number, and what was learned, bit for bit.
+  assert len(_train_lines(many)) == 20
+  assert all(line["policy/grad_norm"] > 0 for line in _train_lines(many))
+  tiny_runs.same(many, again)
 
 
 @pytest.mark.extended
@@ -312,7 +315,7 @@ def test_layouts_make_the_same_step_of_the_same_state(root, tmp_path):
 
   one = found(1, 8)
   for processes, devices in [(2, 4), (4, 2)]:
-    many, trained = found(processes, devices), 0
+    many = found(processes, devices)
     for k in range(steps):
       for name in ("tokens", "lengths", "counts"):
         np.testing.assert_array_equal(
@@ -320,10 +323,8 @@ def test_layouts_make_the_same_step_of_the_same_state(root, tmp_path):
       for name in ("sampled", "logprobs", "gradient"):
         a, b = many[f"{name}_{k}"], one[f"{name}_{k}"]
         apart, size = np.linalg.norm(a - b), np.linalg.norm(b)
+        assert size > 0, (name, k + 1)
         assert apart <= 1e-5 * size, (name, k + 1, apart, size)
-        trained += bool(size) and name == "gradient"
-    # A step without a mixed group trains on nothing, and has zeros here.
-    assert trained >= steps / 2
 
 
 @pytest.mark.extended
