@@ -20,7 +20,6 @@ from absl import flags
 
 from vigor_jax import endings
 from vigor_jax.config import cli
-from vigor_jax.config import fields
 
 _USAGE = """Compiles a configuration for a TPU slice that need not be there.
 
@@ -40,8 +39,8 @@ def _define(values) -> None:
   flags.DEFINE_float("completion_share", 0.5, "mean completion in parts of "
                      "sampling.max_new_tokens", lower_bound=0.01,
                      upper_bound=1.0, flag_values=values)
-  flags.DEFINE_bool("tune", False, "find the most slots and the largest "
-                    "micro-batch that fit", flag_values=values)
+  flags.DEFINE_bool("tune", False, "find the most slots, then the most rows "
+                    "of a micro-batch, that fit", flag_values=values)
   flags.DEFINE_enum("flags", "windowed_off", _FLAG_SETS, "compiler flags: "
                     "with windowed einsums (XLA's default), without, or both",
                     flag_values=values)
@@ -75,6 +74,7 @@ def _reports(args, name: str) -> list:
   from vigor_jax.aot import estimate
   from vigor_jax.aot import page
   from vigor_jax.aot import programs
+  from vigor_jax.aot import tune
   topology = chips.topology(name)
   config = args.config
   vocab = programs.vocabulary_of(config)
@@ -82,68 +82,29 @@ def _reports(args, name: str) -> list:
     config = programs.with_slots(config, topology, vocab)
     print(f"slots chosen: --config.sampling.slots={config.sampling.slots}",
           flush=True)
-  if args.flags.tune:
-    config = _tuned(config, topology, vocab, args.flags.completion_share)
+  say = lambda line: print(line, flush=True)
+  share = args.flags.completion_share
   chosen = {"default": [("compiler defaults", None)],
             "windowed_off": [("no windowed einsum", estimate.WINDOWED_OFF)]}
   sets = chosen.get(args.flags.flags) or sum(chosen.values(), [])
   if name.startswith("cpu"):
     sets = [("CPU", None)]
+  known, tuned_with = {}, sets[-1][1]
+  if args.flags.tune:
+    tuner = tune.Tuner(config, topology, vocab, share, tuned_with, say)
+    tuner.run()
+    config, known = tuner.config, tuner.results
   reports = []
   for label, options in sets:
-    print(f"{name}, {label}: compiling", flush=True)
-    plan = programs.Plan(
-        config, topology.devices,
-        programs.workload_of(config, args.flags.completion_share), vocab)
+    say(f"{name}, {label}: compiling")
+    plan = programs.Plan(config, topology.devices,
+                         programs.workload_of(config, share), vocab)
     reports.append(estimate.report(
         plan, topology, options=options, flags=label,
-        price=args.flags.chip_hour_price,
-        say=lambda line: print(line, flush=True)))
+        price=args.flags.chip_hour_price, say=say,
+        known=known if options == tuned_with else {}))
     print(page.text(reports[-1]), flush=True)
   return reports
-
-
-def _tuned(config, topology, vocab: int, share: float):
-  """The configuration with slots and rows per micro-batch doubled while they
-  fit, halved until they do; each is compiled by itself."""
-  from vigor_jax.aot import estimate
-  from vigor_jax.aot import programs
-
-  def fits(changed, which: str) -> bool:
-    plan = programs.Plan(changed, topology.devices,
-                         programs.workload_of(changed, share), vocab)
-    program = next(p for p in plan.programs() if p.name == which)
-    result = estimate.compile_program(program, topology,
-                                      None if topology.name.startswith("cpu")
-                                      else estimate.WINDOWED_OFF)
-    stay = sum(plan.resident().values())
-    good = result.fits and stay + result.temporary <= topology.chip.hbm
-    print(f"  tune: {which} at {fields.get(changed, path)}: "
-          f"{(stay + result.temporary) / 2**30:.2f} GiB with what is "
-          f"resident, {'fits' if good else 'does not fit'}", flush=True)
-    return good
-
-  config = config.copy_and_resolve_references()
-  for path, which in (("sampling.slots", "decode chunk"),
-                      ("policy.rows_per_microbatch", "update")):
-    value, legal = fields.get(config, path), None
-    data = config.mesh.fsdp * max(1, config.mesh.data)
-    cap = max(value, config.rollout_budget)
-    while value >= data:
-      fields.assign(config, path, value)
-      if fits(config, which):
-        legal, value = value, value * 2
-        if value > cap:
-          break
-      elif legal is not None:
-        break
-      else:
-        value //= 2
-    if legal is None:
-      legal = value = max(data, 1)
-    fields.assign(config, path, legal)
-    print(f"tune: --config.{path}={legal}", flush=True)
-  return config
 
 
 def _write(workdir: str, reports: list, page: str) -> None:

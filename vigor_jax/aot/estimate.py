@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vigor_jax.aot import chips
@@ -169,15 +169,20 @@ class Report:
 
 def report(plan: programs_lib.Plan, topology: chips.Topology, *,
            options: dict[str, str] | None, flags: str, price: float = 0.0,
-           say: Callable[[str], None] = print) -> Report:
+           say: Callable[[str], None] = print,
+           known: Mapping[str, Result] | None = None) -> Report:
   """Compiles everything and adds it up.
 
   A program's temporaries live beside everything that stays resident, so the
   fullest moment is that of the program with the most of them.
+
+  Args:
+    known: programs of this plan, with these options, that are compiled already.
   """
   work, results = plan.workload, []
   for program in plan.programs():
-    results.append(compile_program(program, topology, options))
+    results.append((known or {}).get(program.name)
+                   or compile_program(program, topology, options))
     last = results[-1]
     say(f"  {last.name}: " + (
         f"{last.peak / GIB:.2f} GiB, {last.seconds * 1e3:.3g} ms a call, "
