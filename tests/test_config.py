@@ -177,6 +177,15 @@ def test_the_named_allocators_own_field_is_the_nearest(example):
     ("sampling.temperature=0", ["sampling.temperature", "more than 0"]),
     ("sampling.max_new_tokens=49", ["policy.row_length", "57 or more"]),
     ("policy.minibatches=257", ["policy.minibatches", "rollout_budget=256"]),
+    (
+      "policy.minibatches=4 policy.update_rollouts=3",
+      ["policy.update_rollouts: 3", "policy.minibatches=4"],
+    ),
+    (
+      "policy.kl.coef=0.1 policy.update_rollouts=32",
+      ["policy.update_rollouts: 32", "policy.kl.coef=0"],
+    ),
+    ("policy.update_rollouts=-1", ["policy.update_rollouts", "-1"]),
     ("policy.rollout_is_cap=0.5", ["policy.rollout_is_cap", "at least 1"]),
     ("policy.clip_low=-0.2", ["policy.clip_low: must be -1", "-0.2"]),
     ("policy.clip_high=-0.5", ["policy.clip_high: must be -1", "-0.5"]),
@@ -201,7 +210,9 @@ def test_the_named_allocators_own_field_is_the_nearest(example):
   ],
 )
 def test_values_that_cannot_be_run(example, override, names):
-  message = _refused(example, f"--config.{override}")
+  message = _refused(
+    example, *(f"--config.{one}" for one in override.split(" "))
+  )
   for name in names:
     assert name in message
 

@@ -39,6 +39,7 @@ class StepResult:
     return {
         **self.rollouts.metrics(),
         "policy/active_rollouts": self.batch.active,
+        "policy/signal_rollouts": self.batch.signal,
         "policy/useful_share": self.batch.useful_share,
         **{f"policy/{k}": float(v) for k, v in self.updated.items()},
     }

@@ -19,6 +19,7 @@ ESTIMATOR = batch_lib.Estimator(
   ddof=0,
   keep_all=False,
   minibatches=1,
+  update_rollouts=0,
   row_length=24,
   rows_per_micro=2,
   max_new_tokens=8,
@@ -317,6 +318,59 @@ def test_minibatches_share_the_rollouts_and_the_denominator():
   again, later = step.batch(minibatches=2), step.batch(minibatches=2, step=1)
   assert [rollouts_of(mb) for mb in again.minibatches] == parts
   assert [rollouts_of(mb) for mb in later.minibatches] != parts
+
+
+UNEVEN = [[1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 1, 0], [1, 1], [0, 1, 1]]
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_thinned_update_is_the_whole_one_on_average(minibatches):
+  step = Step(UNEVEN, lengths=[4] * 17)
+
+  def sums(batch):
+    """Completion -> what its log-prob is multiplied with, over the step."""
+    total = {}
+    for minibatch in batch.minibatches:
+      for completion, advantage, weight in rollouts_of(minibatch):
+        total[completion] = advantage * weight / minibatch.denominator
+    return total
+
+  whole = step.batch(minibatches=minibatches)
+  assert whole.active == whole.signal == 15
+  total = dict.fromkeys(sums(whole), 0.0)
+  draws = 3000
+  for number in range(draws):
+    # Minibatches are dealt out anew in every step, and thinned by themselves.
+    batch = step.batch(step=number, minibatches=minibatches, update_rollouts=6)
+    assert batch.active == 6 and batch.signal == 15
+    for completion, value in sums(batch).items():
+      total[completion] += value / draws
+  for completion, value in sums(whole).items():
+    assert total[completion] == pytest.approx(value, rel=0.15)
+
+
+def test_thinning_takes_rare_verdicts_first_and_is_addressed():
+  step = Step(UNEVEN, lengths=[4] * 17)
+  batch = step.batch(update_rollouts=6)
+  # The only success of eight has seven times the advantage of a failure.
+  kept = [a for _, a, _ in rollouts_of(batch.minibatches[0])]
+  assert max(kept) == pytest.approx(0.875)
+  again = step.batch(update_rollouts=6)
+  for one, other in zip(batch.minibatches, again.minibatches):
+    np.testing.assert_array_equal(one.packed.tokens, other.packed.tokens)
+    np.testing.assert_array_equal(one.packed.weights, other.packed.weights)
+  for number in (15, 99):  # There are no more than 15 with an advantage.
+    loose = step.batch(update_rollouts=number)
+    assert rollouts_of(loose.minibatches[0]) == rollouts_of(
+      step.batch().minibatches[0]
+    )
+
+
+def test_a_thinned_update_takes_less_memory():
+  step = Step(UNEVEN)
+  whole = step.batch().minibatches[0].packed.tokens.shape
+  less = step.batch(update_rollouts=6).minibatches[0].packed.tokens.shape
+  assert whole[0] == 9 and less[0] == 3 and less[1:] == whole[1:]
 
 
 @pytest.mark.parametrize("minibatches", [1, 2, 3])

@@ -300,7 +300,7 @@ def batch_of(parts):
     for packed, used, denominator in parts
   ]
   nothing = np.zeros(0)
-  return batch_lib.Batch(minibatches, nothing, nothing, 10, 1.0)
+  return batch_lib.Batch(minibatches, nothing, nothing, 10, 10, 1.0)
 
 
 def config_of(rate=0.05, **policy):

@@ -266,6 +266,18 @@ def _check_policy(config):
       f"policy.minibatches: {policy.minibatches} are more than "
       f"rollout_budget={config.rollout_budget}"
     )
+  if 0 < policy.update_rollouts < policy.minibatches:
+    raise ConfigError(
+      f"policy.update_rollouts: {policy.update_rollouts} are fewer than "
+      f"policy.minibatches={policy.minibatches}; legal: 0 (all) or at least "
+      "one for each"
+    )
+  if policy.update_rollouts and policy.kl.coef:
+    raise ConfigError(
+      f"policy.update_rollouts: {policy.update_rollouts} draws rollouts by "
+      "their advantage, but the KL term runs over all of them; set "
+      "policy.update_rollouts=0 or policy.kl.coef=0"
+    )
   for name in ("clip_low", "clip_high"):
     if -1 < policy[name] < 0:
       raise ConfigError(

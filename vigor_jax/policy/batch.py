@@ -13,12 +13,15 @@ from typing import Sequence
 
 import numpy as np
 
+from vigor_jax.allocation import addressed
 from vigor_jax.policy import advantages as advantages_lib
 from vigor_jax.policy import aggregators
 from vigor_jax.policy import losses
 from vigor_jax.policy import packing
+from vigor_jax.policy import thinning
 
 _MINIBATCH_PURPOSE = 0x6D696E69  # "mini": keeps this Philox stream apart
+_THINNING_PURPOSE = 0x7468696E  # "thin"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Estimator:
     eps, ddof: of the standard deviation (advantage "grpo").
     keep_all: keep rollouts with zero advantage (a KL term needs them).
     minibatches: optimiser steps that share the rollouts out among them.
+    update_rollouts: at most so many rollouts of a step in its update; 0: all.
     row_length, rows_per_micro: shape of a packed micro-batch.
     max_new_tokens: longest completion.
   """
@@ -45,12 +49,14 @@ class Estimator:
   ddof: int
   keep_all: bool
   minibatches: int
+  update_rollouts: int
   row_length: int
   rows_per_micro: int
   max_new_tokens: int
 
   def max_micro(self, budget: int) -> int:
     """Micro-batches that always suffice: a row holds at least one rollout."""
+    budget = min(budget, self.update_rollouts or budget)
     share = -(-budget // self.minibatches)
     return -(-share // self.rows_per_micro)
 
@@ -73,6 +79,7 @@ class Batch:
     advantages: float32 [N] in canonical order (group, sample).
     order: int64 [N] rows of the buffer in that order.
     active: rollouts in the update.
+    signal: rollouts that would be in it without `update_rollouts`.
     useful_share: packed slots that hold a token.
   """
 
@@ -80,6 +87,7 @@ class Batch:
   advantages: np.ndarray
   order: np.ndarray
   active: int
+  signal: int
   useful_share: float
 
 
@@ -152,16 +160,20 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
         key=[seed, _MINIBATCH_PURPOSE], counter=[0, 0, 0, step]))
     parts = np.array_split(rng.permutation(len(order)),
                            estimator.minibatches)
-  minibatches, active, shares = [], 0, []
+  minibatches, active, signal, shares = [], 0, 0, []
   for part in parts:
     part = np.sort(part)
     use = np.ones(len(part), bool)
     if not estimator.keep_all:
       use = (advantage[part] != 0) & (weight[part] != 0)
-    rows = part[use]
+    rows, factor = part[use], 1.0
+    signal += len(rows)
+    if estimator.update_rollouts:
+      rows, factor = _thinned(rows, advantage, weight, estimator, seed, step,
+                              len(minibatches))
     packed, num_micro = packing.pack(
         group[rows], prompts, buffer.tokens[order[rows]], lengths[rows],
-        advantage[rows], weight[rows], buffer.logprobs[order[rows]],
+        advantage[rows], weight[rows] * factor, buffer.logprobs[order[rows]],
         row_length=estimator.row_length,
         rows_per_micro=estimator.rows_per_micro,
         max_micro=estimator.max_micro(buffer.budget))
@@ -169,4 +181,16 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
         Minibatch(packed, num_micro, denominator / len(parts)))
     active += len(rows)
     shares.append(packing.useful_share(packed))
-  return Batch(minibatches, advantage, order, active, float(np.mean(shares)))
+  return Batch(minibatches, advantage, order, active, signal,
+               float(np.mean(shares)))
+
+
+def _thinned(rows, advantage, weight, estimator, seed, step, minibatch):
+  """The rows to keep for an optimiser step and their weights' factors."""
+  number = estimator.update_rollouts // estimator.minibatches
+  size = np.abs(advantage[rows] * weight[rows])
+  probability = thinning.probabilities(size, number)
+  start = addressed.addressed_uniform(seed, step, minibatch, [0],
+                                      _THINNING_PURPOSE)[0]
+  kept = thinning.draw(probability, start)
+  return rows[kept], (1.0 / probability[kept]).astype(np.float32)

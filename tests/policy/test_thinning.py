@@ -1,0 +1,47 @@
+"""Fewer rollouts in the update: chances by hand, exact draws, no bias."""
+
+import numpy as np
+import pytest
+
+from vigor_jax.policy import thinning
+
+
+def test_chances_by_hand():
+  # c = 1 / 4: 4 would be drawn surely, the rest share one draw by size.
+  np.testing.assert_allclose(
+    thinning.probabilities([4, 1, 1, 2], 2), [1, 0.25, 0.25, 0.5]
+  )
+  np.testing.assert_allclose(thinning.probabilities([3, 3, 3], 1), [1 / 3] * 3)
+  np.testing.assert_allclose(thinning.probabilities([1, 9], 2), [1, 1])
+  np.testing.assert_allclose(thinning.probabilities([1, 9], 5), [1, 1])
+  assert thinning.probabilities([], 3).shape == (0,)
+
+
+def test_draws_by_hand():
+  chance = np.array([1, 0.25, 0.25, 0.5])
+  for start, kept in (
+    (0.0, [1, 1, 0, 0]),
+    (0.2, [1, 1, 0, 0]),
+    (0.25, [1, 0, 1, 0]),
+    (0.6, [1, 0, 0, 1]),
+    (0.99, [1, 0, 0, 1]),
+  ):
+    np.testing.assert_array_equal(thinning.draw(chance, start), kept)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_many_as_asked_each_with_its_chance(seed):
+  rng = np.random.default_rng(seed)
+  total = int(rng.integers(1, 40))
+  number = int(rng.integers(1, total + 1))
+  size = rng.exponential(size=total) ** 3  # Some far above the others.
+  chance = thinning.probabilities(size, number)
+  assert chance.max() <= 1 and np.isclose(chance.sum(), number)
+  ratio = (chance / size)[chance < 1 - 1e-12]
+  if ratio.size:
+    np.testing.assert_allclose(ratio, ratio[0])
+    assert (size[chance > 1 - 1e-12] * ratio[0] >= 1 - 1e-9).all()
+  starts = (np.arange(4000) + 0.5) / 4000
+  kept = np.stack([thinning.draw(chance, s) for s in starts])
+  assert set(kept.sum(1)) == {number}
+  np.testing.assert_allclose(kept.mean(0), chance, atol=1e-3)
