@@ -11,10 +11,12 @@ import subprocess
 import sys
 import textwrap
 
+import jax
 import numpy as np
 import pytest
 
 from vigor_jax import config as config_lib
+from vigor_jax import measure
 from vigor_jax import metrics
 from vigor_jax import profiling
 from vigor_jax import progress
@@ -358,11 +360,23 @@ def test_quantities(number, text):
 
 def test_only_the_chosen_steps_are_traced(tmp_path):
   traces = profiling.StepTraces(str(tmp_path), (2,))
+
+  @jax.jit
+  def program(x):
+    with jax.named_scope("a_scope"):
+      return jax.numpy.tanh(x).sum()
+
   for step in (1, 2, 3):
-    with traces.step(step):
-      np.zeros(3).sum()
+    timer = measure.PhaseTimer()
+    with traces.step(step), timer("allocate"):
+      program(np.ones(3) * step).block_until_ready()
+    assert timer.seconds["allocate"] > 0
   assert os.listdir(tmp_path / "traces") == ["step_2"]
-  assert glob.glob(str(tmp_path / "traces/step_2/**/*.pb"), recursive=True)
+  found, = glob.glob(str(tmp_path / "traces/step_2/**/*.xplane.pb"),
+                     recursive=True)
+  trace = open(found, "rb").read()
+  for name in (b"allocate", b"a_scope"):
+    assert name in trace
 
 
 # The document.

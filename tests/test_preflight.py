@@ -81,6 +81,15 @@ def test_parsed_lines():
     hlo.parse("HloModule nothing")
 
 
+def test_what_fusions_make_on_the_way_is_not_held():
+  found = hlo.parse(TEXT).arrays()
+  assert hlo.Array("f32", (5, 64, 64)) in found  # The loop carries it.
+  assert hlo.Array("f32", (8, 64)) in found
+  assert hlo.Array("f32", (8, 64), 1) not in found  # VMEM
+  assert hlo.Array("f32", (64, 64)) not in found  # Of a fusion.
+  assert hlo.Array("pred", ()) in found  # Of the loop's condition.
+
+
 def test_cost_of_a_loop_by_hand():
   found = cost.of_text(TEXT, devices=8)
   assert found.loops == [("body", 5)] and found.assumed == 0
@@ -193,7 +202,8 @@ def test_names_of_topologies(monkeypatch):
 
 def _report(temporary):
   result = estimate.Result("update", "a step", 2.0, True, peak=5 * 2**30,
-                           temporary=temporary, seconds=1.5, binds="HBM")
+                           temporary=temporary, seconds=1.5, binds="HBM",
+                           wire={"reduce-scatter": 1e8, "all-gather": 2.5e8})
   made = estimate.Report(
     "v5e:4x4", 16, {"data": 1, "fsdp": 8, "tensor": 2}, "none", 15.75 * 2**30,
     {"parameters": 10 * 2**30, "slots": 2**30}, [result], {"slots": 8},
@@ -217,9 +227,12 @@ def test_what_the_page_says():
     ["10.00", "parameters"], ["8.00", "temporaries of update"],
     ["1.00", "slots"]]
   assert "4000 rollouts a dollar" in page.speed(fits)
+  assert "    0.25  all-gather of update" in lines
   made = page.page([fits, full], "python -m x --a='<b>'")
   assert "&lt;b&gt;" in made and "<b>" not in made
   assert made.count("<h2>") == 2
+  kinds = "<td>update</td><td>all-gather</td><td>0.25</td>"
+  assert made.index(kinds) < made.index("<td>reduce-scatter</td>")
 
 
 def test_exit_codes(monkeypatch, root):

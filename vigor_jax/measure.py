@@ -7,6 +7,7 @@ import contextlib
 import time
 from typing import Any, Iterator
 
+import jax
 import numpy as np
 
 from vigor_jax import allocation
@@ -26,13 +27,16 @@ _SIMULATED_STEPS = 24
 
 
 class PhaseTimer:
-  """Host seconds of a step by phase; `with timer("decode"): ...`."""
+  """Host seconds of a step by phase; `with timer("decode"): ...`.
+
+  A device trace shows the phases by name, too (profiling.py).
+  """
 
   def __init__(self):
     self.seconds = dict.fromkeys(PHASES, 0.0)
     self._excluded = 0.0
     self._inner = 0.0
-    self._open: list[tuple[str, float, float]] = []
+    self._open: list[tuple[Any, str, float, float]] = []
 
   def __call__(self, phase: str) -> PhaseTimer:
     """A context that books its time under `phase`."""
@@ -42,12 +46,15 @@ class PhaseTimer:
   def __enter__(self) -> None:
     # A phase inside another (an allocator asked while decoding) is taken
     # from the outer one.
-    self._open.append((self._phase, self._inner, time.perf_counter()))
+    mark = jax.profiler.TraceAnnotation(self._phase)
+    mark.__enter__()
+    self._open.append((mark, self._phase, self._inner, time.perf_counter()))
     self._inner = 0.0
 
   def __exit__(self, *exception) -> None:
     now = time.perf_counter()
-    phase, outer, start = self._open.pop()
+    mark, phase, outer, start = self._open.pop()
+    mark.__exit__(*exception)
     self.seconds[phase] += now - start - self._inner
     self._inner = outer + now - start
 

@@ -1,5 +1,6 @@
 """Placement on a mesh, in a process of 8 fake devices."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -58,6 +59,39 @@ def test_rules_and_what_does_not_divide():
 
 def test_one_device_has_no_placement():
   assert sharding.placement_of(default_config(), devices=[object()]) is None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chip:
+  id: int
+  slice_index: int
+  process_index: int
+  coords: tuple[int, int, int]
+  core_on_chip: int = 0
+  platform: str = "tpu"
+  device_kind: str = "TPU v5 lite"
+
+
+def _chips(slices, side=2):
+  """Chips of some v5e slices, as jax describes them; one host each."""
+  return [
+    _Chip((k * side + x) * side + y, k, k, (x, y, 0))
+    for k in range(slices) for x in range(side) for y in range(side)]
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 1), (2, 2, 2), (4, 2, 1)])
+def test_only_the_data_axis_crosses_between_slices(shape):
+  grid = sharding.make_mesh(shape, _chips(2)).devices
+  assert grid.shape == shape
+  slices = np.vectorize(lambda chip: chip.slice_index)(grid)
+  half = shape[0] // 2
+  assert (slices[:half] == slices[0, 0, 0]).all()
+  assert (slices[half:] != slices[0, 0, 0]).all()
+
+
+def test_slices_that_the_data_axis_does_not_divide_into_are_refused():
+  with pytest.raises(ConfigError, match="mesh.data: 1 must be .* 2 slices"):
+    sharding.make_mesh((1, 8, 1), _chips(2))
 
 
 def test_constrain_does_nothing_without_a_placement():

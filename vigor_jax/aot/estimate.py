@@ -33,6 +33,7 @@ class Result:
     error: why not.
     arguments, temporary, peak: bytes, donated results counted once.
     alive: most bytes in use at once; what `peak` reserves has gaps.
+    donated: bytes of the arguments in whose place results are written.
     flops, hbm_bytes, wire_bytes: of one call. wire: bytes by kind.
     compute_s, hbm_s, wire_s: each alone at the chip's peak.
     model_s: the compiler's own cycle estimates; 0 where it gives none.
@@ -51,6 +52,7 @@ class Result:
   temporary: float = 0.0
   peak: float = 0.0
   alive: float = 0.0
+  donated: float = 0.0
   flops: float = 0.0
   hbm_bytes: float = 0.0
   wire_bytes: float = 0.0
@@ -66,8 +68,14 @@ class Result:
 
 
 def compile_program(program: programs_lib.Program, topology: chips.Topology,
-                    options: dict[str, str] | None = None) -> Result:
-  """Compiles one program and counts it."""
+                    options: dict[str, str] | None = None,
+                    inspect: Callable[[set[hlo.Array]], None] | None = None
+                    ) -> Result:
+  """Compiles one program and counts it.
+
+  Args:
+    inspect: is given the arrays that it holds in HBM.
+  """
   devices, chip = len(topology.devices), topology.chip
   result = Result(program.name, program.unit, program.calls, fits=True)
   begun = time.process_time()
@@ -104,10 +112,13 @@ def compile_program(program: programs_lib.Program, topology: chips.Topology,
            "wire": result.wire_s, "schedule": result.model_s}
   result.binds = max(times, key=times.get)
   result.seconds = times[result.binds]
-  arrays = {a for a in hlo.parse(text).arrays() if a.space == 0}
+  result.donated = memory.alias_size_in_bytes
+  arrays = hlo.parse(text).arrays()
   result.biggest = [
       f"{a.dtype}[{','.join(map(str, a.shape))}] {a.size / GIB:.2f} GiB"
       for a in sorted(arrays, key=lambda a: -a.size)[:5]]
+  if inspect is not None:
+    inspect(arrays)
   return result
 
 

@@ -84,6 +84,11 @@ class Instruction:
     return found[1] if found else self.op
 
 
+# Computations that an instruction runs, other than a reduction's operator.
+_BODIES = ("body", "condition", "calls", "branch_computations",
+           "true_computation", "false_computation")
+
+
 @dataclasses.dataclass(frozen=True)
 class Module:
   """A program: instructions by computation, and the entry's name."""
@@ -97,9 +102,22 @@ class Module:
             for name, lines in self.computations.items()}
 
   def arrays(self) -> set[Array]:
-    """Every distinct array that some instruction makes."""
-    return {a for lines in self.computations.values() for i in lines
-            for a in i.arrays}
+    """Every distinct array that is held in HBM.
+
+    What a fusion makes on the way to its result is not: it stays in registers
+    and VMEM.
+    """
+    found, seen, todo = set(), set(), [self.entry]
+    while todo:
+      name = todo.pop()
+      if name in seen:
+        continue
+      seen.add(name)
+      for line in self.computations[name]:
+        found.update(a for a in line.arrays if a.space == 0)
+        if line.op != "fusion":
+          todo += line.called(*_BODIES)
+    return found
 
 
 def arrays_of(text: str) -> tuple[Array, ...]:

@@ -54,6 +54,13 @@ def rows(report: estimate.Report) -> list[tuple[str, ...]]:
   return made
 
 
+def collectives(report: estimate.Report) -> list[tuple[str, ...]]:
+  """(program, kind, bytes) of one call, the most bytes of a program first."""
+  return [(r.name, kind, f"{size / 1e9:.3g}")
+          for r in report.results
+          for kind, size in sorted(r.wire.items(), key=lambda item: -item[1])]
+
+
 def text(report: estimate.Report) -> str:
   """The report for a console."""
   table = [_HEAD, *rows(report)]
@@ -61,6 +68,9 @@ def text(report: estimate.Report) -> str:
   lines = ["  ".join([row[0].ljust(widths[0]), *(
       cell.rjust(w) for cell, w in zip(row[1:], widths[1:]))])
            for row in table]
+  if found := collectives(report):
+    lines += ["", "GB that leave a chip in a call, by collective:"]
+    lines += [f"  {size:>6}  {kind} of {name}" for name, kind, size in found]
   lines += ["", "GiB a chip at the fullest moment:"]
   lines += [f"  {size / GIB:6.2f}  {name}" for name, size in occupied(report)]
   return "\n".join([*lines, verdict(report), speed(report)])
@@ -84,6 +94,9 @@ def page(reports: list[estimate.Report], command: str) -> str:
         f"</h2><p class={kind}>{html.escape(verdict(report))}.</p>"
         f"<p>{html.escape(speed(report))}.</p><p>Mesh: {mesh}.</p>")
     out.append(_table(_HEAD, rows(report)))
+    if found := collectives(report):
+      out.append("<h3>Collectives of one call</h3>" + _table(
+          ("program", "kind", "GB that leave a chip"), found))
     out.append("<h3>Memory at the fullest moment</h3>" + _table(
         ("part", "GiB a chip"),
         [(k, f"{v / GIB:.2f}") for k, v in occupied(report)]))
