@@ -280,6 +280,15 @@ def test_without_a_topology(root):
   assert done.returncode != 0 and "--topology is missing" in done.stderr
 
 
+def test_rollouts_left_out_of_the_update_take_none_of_its_time():
+  rows = lambda **changes: programs.workload_of(
+    tiny_runs.config(**changes), 1.0).micro_batches(1, 16)
+  # 64 rollouts of 4 tokens, and 8 prompts of 3, twice; .85 of a row in use.
+  assert rows() == -(-(64 * 4 + 2 * 8 * 3) // (16 * 0.85))
+  assert rows(policy__update_rollouts=16) == -(
+    -(16 * 4 + 2 * 8 * 3) // (16 * 0.85))
+
+
 def test_open_slots_are_chosen_from_the_topologys_memory():
   config = tiny_runs.config(sampling__slots=0)
   chip = chips.CHIPS["cpu"]

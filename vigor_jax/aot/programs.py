@@ -54,6 +54,7 @@ class Workload:
   Attributes:
     prompt, completion: mean lengths in tokens that are assumed.
     prompts: opened in a step; rollouts: of a step.
+    updated: rollouts in its update, at most.
     useful: share of slots, and of packed rows, that does work.
   """
 
@@ -61,6 +62,7 @@ class Workload:
   completion: float
   prompts: int
   rollouts: int
+  updated: int
   useful: float = 0.85
 
   @property
@@ -74,7 +76,7 @@ class Workload:
 
   def micro_batches(self, rows: int, length: int) -> int:
     """Of the update in a step; each group's prompt is packed about twice."""
-    tokens = self.tokens + 2 * self.prompts * self.prompt
+    tokens = self.updated * self.completion + 2 * self.prompts * self.prompt
     return max(1, math.ceil(tokens / (rows * length * self.useful)))
 
 
@@ -88,7 +90,9 @@ def workload_of(config, completion_share: float) -> Workload:
   return Workload(
       prompt=0.75 * buckets[-1],
       completion=completion_share * config.sampling.max_new_tokens,
-      prompts=_allocator(config).max_prompts, rollouts=config.rollout_budget)
+      prompts=_allocator(config).max_prompts, rollouts=config.rollout_budget,
+      updated=min(config.policy.update_rollouts or config.rollout_budget,
+                  config.rollout_budget))
 
 
 def _allocator(config):
