@@ -9,6 +9,9 @@ mesh axis each name is split over, one for training and one for sampling:
     heads ...  tensor              tensor
     rows       data x fsdp         data x fsdp (slots)
 
+Larger models sample in another layout, where slots and prompts divide by the
+devices: sampling/layout.py.
+
 An axis that its mesh axis does not divide (2 kv heads over tensor=4) stays
 whole. Nothing here gathers an array on a host: resharding is a jitted
 identity, and hosts put only the pieces that their own devices hold.
