@@ -161,6 +161,35 @@ class TestConditional:
     np.testing.assert_allclose(means, common @ GRID, atol=0.03)
 
 
+class TestSpread:
+  def test_levels_learn_how_far_rewards_spread(self):
+    rng = np.random.default_rng(0)
+    forecast = rng.choice([-2.0, 1.0], 400)
+    binary = rng.uniform(0.1, 0.4, 400)
+    seen = binary * np.where(forecast < 0, 0.1, 1.0)
+    spread = difficulty.Spread()
+    sums = spread.after(forecast, np.stack([seen, binary], axis=1))
+    assert not spread.sums.any()  # nothing is kept until it is
+    low, between, high = spread.of(np.array([-2.0, -0.5, 1.0]), sums, 0.5)
+    assert low == pytest.approx(0.1, abs=0.05)
+    assert high == pytest.approx(1.0, abs=0.05)
+    assert low < between < high
+
+  def test_nothing_seen_is_the_common_phi(self):
+    spread = difficulty.Spread()
+    phi = spread.of(np.linspace(-9, 9, 7), spread.sums, 0.3)
+    np.testing.assert_allclose(phi, 0.3)
+
+  def test_forgets(self):
+    spread = difficulty.Spread()
+    one = np.zeros(40), np.full((40, 2), [0.0, 0.2])
+    spread.sums = spread.after(*one)
+    two = np.zeros(40), np.full((40, 2), [0.2, 0.2])
+    for _ in range(30):
+      spread.sums = spread.after(*two)
+    assert spread.of(np.zeros(1), spread.sums, 0.5)[0] > 0.9
+
+
 def kinds(uids):
   """Three of four are solved, of the rest every other one is hopeless."""
   return np.choose(np.asarray(uids) % 8, [0.3, *[0.997] * 6, 0.001])
@@ -284,6 +313,38 @@ class TestRule:
       assert a.positions.tolist() == b.positions.tolist()
       assert a.taken.tolist() == b.taken.tolist()
     assert json.dumps(whole.state_dict()) == json.dumps(second.state_dict())
+
+  def test_partial_rewards_that_agree_carry_nothing(self, monkeypatch):
+    """A third always gets 1/4, a third 0 or 1, both as often as they look."""
+
+    def reward(groups, group, sample):
+      draws = helpers.bernoulli(lambda uids: np.full(len(uids), 0.25))
+      kind = groups.uids[group] % 3
+      return np.choose(kind, [0.25, draws(groups, group, sample), 1.0])
+
+    def looks(uids):
+      noise = [helpers.uniform_of(uids, salt) - 0.5 for salt in range(4)]
+      level = np.choose(np.asarray(uids) % 3, [0.0, 0.5, 3.0])
+      return np.column_stack([level + noise[0], *noise])
+
+    def wasted():
+      rule, stream = helpers.make("eb_predicted"), helpers.Stream(look=looks)
+      groups = [helpers.run_step(rule, stream, reward, s) for s in range(12)]
+      assert rule.phi < eb_effective.BINARY
+      return sum(g.counts[g.uids % 3 == 0].sum() for g in groups[4:]) / 2048
+
+    with_spread = wasted()
+    monkeypatch.setattr(
+      type(helpers.make("eb_predicted")), "spreads", lambda *_: None
+    )
+    without = wasted()
+    assert without > 0.4 and with_spread < 0.75 * without
+
+  def test_spread_plays_no_part_for_right_and_wrong(self):
+    rule = helpers.make("eb_predicted")
+    run(rule, helpers.Stream(look=look), 0, 3)
+    none = np.zeros(0)
+    assert rule.spreads(none, np.zeros((0, 2)), none, rule.graded.sums) is None
 
   def test_options_are_checked(self):
     for options, word in (

@@ -28,6 +28,7 @@ SHRINKAGE = 8.0  # prompts' worth of a knot's surroundings
 # What prompts at other knots count for there, by distance.
 NEARBY = 0.5 ** np.abs(KNOTS[:, None] - KNOTS) * (KNOTS[:, None] != KNOTS)
 COMMON = 0.5  # prompts' worth of the common prior among them
+PAIR = 0.25  # most variance of a 0/1 reward: what two of them tell of phi
 
 
 class Predictor:
@@ -242,6 +243,41 @@ class Conditional:
       np.asarray(rows, np.float64).reshape(-1, 4) for rows in state["recent"]
     ]
     self._remembered()
+
+
+class Spread:
+  """How far graded rewards spread, given a forecast, compared with 0/1 ones.
+
+  The sums are of variances seen and of those that 0/1 rewards with the same
+  means would have, each times n - 1, at the knots of the forecast; their ratio
+  is phi there, shrunk to nearby ones and the common phi as priors are.
+
+  Attributes:
+    sums: float64 [knots, 2], from the steps so far.
+  """
+
+  def __init__(self):
+    self.sums = np.zeros((len(KNOTS), 2))
+
+  def after(self, forecast, variances) -> np.ndarray:
+    """The sums with a further step's prompts: float64 [knots, 2].
+
+    Args:
+      forecast: float64 [m].
+      variances: float64 [m, 2], (seen, of 0/1 rewards), each times n - 1.
+    """
+    member = knots(forecast) == np.arange(len(KNOTS))[:, None]
+    return FORGET * self.sums + member @ variances
+
+  @staticmethod
+  def of(forecast, sums, common: float) -> np.ndarray:
+    """phi of prompts with these forecasts: float64 [k]."""
+    seen, binary = sums.T
+    prior = COMMON * PAIR
+    nearby = (NEARBY @ seen + prior * common) / (NEARBY @ binary + prior)
+    prior = SHRINKAGE * PAIR
+    phi = (seen + prior * nearby) / (binary + prior)
+    return np.interp(forecast, KNOTS, phi)
 
 
 def knots(forecast) -> np.ndarray:

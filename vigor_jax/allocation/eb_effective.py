@@ -138,6 +138,22 @@ def estimate_noise(rows) -> float:
   return float(NOISES[-1])
 
 
+def spreads(groups: base.Groups, chosen) -> np.ndarray:
+  """Variance of rewards, and of 0/1 rewards with the same mean: float [m, 2].
+
+  Unbiased: s^2 for the variance, mean (1 - mean) + s^2 / n for what a 0/1
+  reward with the same mean would have; the same number if it is 0/1.
+
+  Args:
+    groups: of a step.
+    chosen: bool [max_prompts], m of them, all with finished rollouts.
+  """
+  n, k = groups.n[chosen], groups.reward_sum[chosen]
+  variance = groups.variance("unbiased")[chosen]
+  binary = (k / n) * (1 - k / n) + variance / n
+  return np.stack([variance, binary], axis=1)
+
+
 class EbEffective(widening.Widening):
   """Greedy ascent of the number of effective rollouts."""
 
@@ -173,13 +189,14 @@ class EbEffective(widening.Widening):
       weights = self.weights * (share @ like) + eb_widening.PSEUDO_COUNT
       self.weights = weights / weights.sum()
 
-  def moments(self, n, k, prior=None, new=None):
+  def moments(self, n, k, prior=None, new=None, spread=None):
     """Means of v, u' and u^2, of opened prompts and of those without rollouts.
 
     Args:
       n, k: float [m], verdicts and successes of the opened prompts.
       prior: float [19] or [m, 19], of the opened prompts; default: the fit.
       new: the same, [19] or [q, 19], of the others.
+      spread: (float [m], float [q]), each prompt's own phi / phi; default: 1.
 
     Returns:
       (three float [m], three numbers or float [q]).
@@ -193,15 +210,21 @@ class EbEffective(widening.Widening):
     u = phi * (1 - 2 * q) * GRID * (1 - GRID)
     v = u * (2 * (1 - GRID)) ** self.options.low_success_exponent
     table = np.stack([v, phi * seen * (1 - seen), u * u], axis=1)
-    return (post @ table).T, (new @ table).T
+    mine, others = (post @ table).T, (new @ table).T
+    if spread is not None:
+      mine, others = (
+        x * np.stack([s, s, s * s]) for x, s in zip((mine, others), spread)
+      )
+    return mine, others
 
-  def values(self, n, k, opened, prior=None):
+  def values(self, n, k, opened, prior=None, spread=None):
     """Marginal values A - n D, as widening.greedy takes them.
 
     Args:
       n, k: float [m], verdicts and successes of the opened prompts.
       opened: bool [max_prompts].
       prior: float [max_prompts, 19], of each prompt; default: the fit.
+      spread: as in `moments`; with a prior only.
 
     Returns:
       (A [max_prompts], D [max_prompts]) in units of 2 / N.
@@ -210,7 +233,7 @@ class EbEffective(widening.Widening):
     mine, others = (None, None) if prior is None else (
       prior[opened], prior[~opened]
     )  # fmt: skip
-    (v, noise, square), new = self.moments(n, k, mine, others)
+    (v, noise, square), new = self.moments(n, k, mine, others, spread)
     m = np.maximum(n - 1, 0)
     total = m @ noise + c * (m * m) @ square
     self.rho = rho = float(m @ v / total) if total else 0.0
@@ -233,13 +256,7 @@ class EbEffective(widening.Widening):
     n, k = groups.n[done], groups.reward_sum[done]
     self.recent.append(eb_widening.tally(n, k))
     self.recent = self.recent[max(len(self.recent) - self.options.history, 0) :]
-    # Unbiased: s^2 for the variance, mean (1 - mean) + s^2 / n for what a 0/1
-    # reward with the same mean would have; the same number if it is 0/1.
-    variance = groups.variance("unbiased")[done]
-    binary = (k / n) * (1 - k / n) + variance / n
-    self.spread = FORGET * self.spread + (n - 1) @ np.stack(
-      [variance, binary], axis=1
-    )
+    self.spread = FORGET * self.spread + (n - 1) @ spreads(groups, done)
 
   def tallies(self) -> np.ndarray:
     """Recent counts, as `estimate_noise` takes them."""

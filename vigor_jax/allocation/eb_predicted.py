@@ -10,8 +10,9 @@ the stream's order, so that the prediction is tested on what it would reject.
 
 Prompts that are rejected are skipped for good; chosen ones that were not
 opened are looked at again. From there on it is eb_effective with a prior per
-prompt. Where prompts have no features, or features that do not vary, it is
-eb_effective.
+prompt, and with graded rewards a spread per prompt: partial credit that every
+rollout gets alike is nothing to learn from. Where prompts have no features, or
+features that do not vary, it is eb_effective.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class EbPredicted(eb_effective.EbEffective):
     self.features = features.source(o.looks)
     self.predictor = difficulty.Predictor()
     self.conditional = difficulty.Conditional(len(GRID), o.history)
+    self.graded = difficulty.Spread()
     self.price = 0.0  # value of the best rollout that the last step left out
     self.seen = -1  # last position of the stream that was looked at
 
@@ -127,7 +129,8 @@ class EbPredicted(eb_effective.EbEffective):
     """Value of opening a prompt, before any verdict: float64 [k]."""
     none = np.zeros(0)
     prior = self.conditional.prior(forecast)
-    _, (v, noise, _) = self.moments(none, none, prior[:0], prior)
+    spread = self.spreads(none, np.zeros((0, 2)), forecast, self.graded.sums)
+    _, (v, noise, _) = self.moments(none, none, prior[:0], prior, spread)
     return v - self.rho / 2 * noise
 
   def choose(self, prompts, forecast: np.ndarray):
@@ -172,10 +175,36 @@ class EbPredicted(eb_effective.EbEffective):
       self.weights,
       PATIENCE * self.options.em_iterations,
     )
+    own = (n - 1)[:, None] * eb_effective.spreads(groups, opened)
+    mine, others = look.forecast[opened], look.forecast[~opened]
     look.value = self.values(
-      n, k, opened, self.conditional.prior(look.forecast)
-    )
+      n, k, opened, self.conditional.prior(look.forecast),
+      self.spreads(mine, own, others, self.graded.after(mine, own)),
+    )  # fmt: skip
     return look.value
+
+  def spreads(self, forecast, own, others, sums):
+    """Each prompt's phi / the common one, as `moments` takes them.
+
+    A group that got the same partial reward twice has a mean inside (0, 1) and
+    nothing to learn from: what decides is how far its rewards spread, and
+    those of prompts that look alike.
+
+    Args:
+      forecast: float64 [m], of opened prompts.
+      own: float64 [m, 2], their variances, see difficulty.Spread.
+      others: float64 [q], forecasts of the others.
+      sums: of difficulty.Spread.
+
+    Returns:
+      (float64 [m], float64 [q]), or None where rewards are 0/1.
+    """
+    if self.phi >= eb_effective.BINARY:
+      return None
+    phi = difficulty.Spread.of(forecast, sums, self.phi)
+    phi = (difficulty.PAIR * phi + own[:, 0]) / (difficulty.PAIR + own[:, 1])
+    new = difficulty.Spread.of(others, sums, self.phi)
+    return phi / self.phi, new / self.phi
 
   def forecast(self, look, seen, n, k, newton) -> None:
     """Forecasts anew from the verdicts n, k of the groups `seen`."""
@@ -200,6 +229,10 @@ class EbPredicted(eb_effective.EbEffective):
     self.price = float(rest.max(initial=0.0))
     self.forecast(look, done, n, k, difficulty.NEWTON)
     self.predictor.commit(look.fit)
+    self.graded.sums = self.graded.after(
+      look.forecast[done],
+      (n - 1)[:, None] * eb_effective.spreads(groups, done),
+    )
     self.conditional.remember(self.tally(n, k, look.forecast[done]))
     # At once: as long as it believes wrong verdicts it seeks out hopeless
     # prompts, whose successes are all false, and the policy unlearns.
@@ -218,6 +251,7 @@ class EbPredicted(eb_effective.EbEffective):
       "seen": self.seen,
       "predictor": self.predictor.state_dict(),
       "conditional": self.conditional.state_dict(),
+      "graded": self.graded.sums.tolist(),
     }
 
   def restore(self, state: dict) -> None:
@@ -227,3 +261,4 @@ class EbPredicted(eb_effective.EbEffective):
     self.seen = int(state["seen"])
     self.predictor.load_state_dict(state["predictor"])
     self.conditional.load_state_dict(state["conditional"])
+    self.graded.sums = np.asarray(state["graded"], np.float64)
