@@ -17,6 +17,8 @@ import dataclasses
 
 import numpy as np
 
+from vigor_jax.allocation.mixtures import Mixtures
+
 SPREAD = 2.0  # prior deviation of a prompt's logit, by its features
 LEVEL = 3.0  # and of the common level
 FORGET = 0.9  # what is left of the weights' precision after a step
@@ -206,15 +208,16 @@ class Conditional:
       iterations: of EM.
     """
     rows = np.concatenate([self.pooled, rows])
-    like = likelihood(rows[:, 0], rows[:, 1])
-    knot = rows[:, 2].astype(np.int64)
-    weight = (knot == np.arange(len(KNOTS))[:, None]) * rows[:, 3]
-    number = weight.sum(1, keepdims=True)
+    mixtures = Mixtures(
+      likelihood(rows[:, 0], rows[:, 1]),
+      rows[:, 2].astype(np.int64),
+      rows[:, 3],
+      len(KNOTS),
+    )
+    number = mixtures.number[:, None]
     around = NEARBY @ number + COMMON
     for _ in range(iterations):
-      post = like * self.tables[knot]
-      post /= post.sum(1, keepdims=True)
-      own = weight @ post
+      own = mixtures.expected(self.tables)
       nearby = (NEARBY @ own + COMMON * common) / around
       self.tables = (own + SHRINKAGE * nearby) / (number + SHRINKAGE)
 

@@ -35,6 +35,7 @@ import numpy as np
 
 from vigor_jax.allocation import base, eb_widening, widening
 from vigor_jax.allocation.eb_widening import GRID
+from vigor_jax.allocation.mixtures import Mixtures
 
 NOISES = np.array([0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2])
 UNKNOWN = -1.0
@@ -100,15 +101,12 @@ def evidence(rows, noise: float, iterations: int = FIT_ITERATIONS) -> float:
   seen = noise + (1 - 2 * noise) * GRID
   logs = k[:, None] * np.log(seen) + (n - k)[:, None] * np.log1p(-seen)
   top = logs.max(1, keepdims=True)
-  like = np.exp(logs - top)
   kinds, kind = _kinds(rows)
-  members = (kind == np.arange(len(kinds))[:, None]) * number
+  mixtures = Mixtures(np.exp(logs - top), kind, number, len(kinds))
   weights = np.full((len(kinds), len(GRID)), 1 / len(GRID))
   for _ in range(iterations):
-    post = like * weights[kind]
-    weights = members @ (post / post.sum(1, keepdims=True))
-    weights /= weights.sum(1, keepdims=True)
-  return float(number @ (np.log((like * weights[kind]).sum(1)) + top[:, 0]))
+    weights = mixtures.expected(weights) / mixtures.number[:, None]
+  return mixtures.log_likelihood(weights) + float(number @ top[:, 0])
 
 
 def _kinds(rows):
