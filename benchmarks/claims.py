@@ -40,6 +40,7 @@ from vigor_jax import config as configuration
 from vigor_jax.lab import experiment as lab
 from vigor_jax.lab.world import World
 from vigor_jax.reporting import claims as tables
+from vigor_jax.reporting import paired
 from vigor_jax.reporting import runs as run_folders
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -128,6 +129,17 @@ OTHERS = {
 }  # fmt: skip
 # The rule of the house with another prompt's features, at the rule's own rate.
 CONTROL = {"eb_predicted, shuffled": "eb_predicted:looks=shuffled"}
+# Fewer rollouts in the update and one round less: what a step's seconds need
+# (benchmarks/gain_in_seconds.py). At the rate of the rule that is made lean.
+LEAN = {
+  "lean uniform 64 x 4": "uniform:prompts_per_step=64",
+  f"lean {tables.BEFORE}": f"{tables.BEFORE}:rounds=2",
+  f"lean {HOUSE}": f"{HOUSE}:rounds=2",
+}
+LEAN = {
+  name: f"{entry}:policy.update_rollouts=24" for name, entry in LEAN.items()
+}
+LEAN_STREAMS = (*SCREENING, "sparse_signal, long")
 ABLATIONS = {
   "random_top": "random_top",
   "low_success_first": "low_success_first",
@@ -208,6 +220,7 @@ def read(run: run_folders.Run) -> dict:
     "accuracy": [round(y, 4) for y in accuracy],
     "full_pass": round(full[-1], 4),
     "mixed": round(run.mean("groups/mixed"), 2),
+    "trained": round(run.mean("policy/active_rollouts"), 1),
   }
 
 
@@ -229,7 +242,7 @@ def screen(rules, rates, options) -> dict:
         f"screening-{rate:g}", stream, entries, TUNING_SEEDS, (0,), options
       )
       for name, runs in played.items():
-        score = sum(map(tables.area, runs.values())) / len(runs)
+        score = sum(map(paired.area, runs.values())) / len(runs)
         found[name].setdefault(f"{rate:g}", {})[stream] = round(score, 4)
   return found
 
@@ -275,10 +288,13 @@ def measure(options, data: dict) -> None:
       save()
       continue
     rules = {
-      "headline": HEADLINE, "others": OTHERS, "ablations": ABLATIONS
+      "headline": HEADLINE, "others": OTHERS, "ablations": ABLATIONS,
+      "lean": LEAN,
     }[stage]  # fmt: skip
     if stage == "ablations":  # what the change alone does, so at one rate
       rates = dict.fromkeys(rules, data["rates"]["vigor"])
+    elif stage == "lean":
+      rates = {n: data["rates"][n.removeprefix("lean ")] for n in rules}
     else:
       tried = OTHERS_RATES if stage == "others" else RATES
       data["screening"] |= screen(rules, tried, options)
@@ -287,13 +303,15 @@ def measure(options, data: dict) -> None:
     if stage == "others":
       rules = rules | CONTROL
       rates = rates | dict.fromkeys(CONTROL, rates[HOUSE])
-    streams = options.streams if stage == "headline" else SCREENING
+    streams = {"headline": options.streams, "lean": LEAN_STREAMS}.get(
+      stage, SCREENING
+    )
     seeds = OTHERS_SEEDS if stage == "others" else SEEDS
     begun = time.monotonic()
     for number, stream in enumerate(streams, 1):
       say(f"{stage}: {stream}, stream {number} of {len(streams)}")
       found = play(
-        "ablations" if stage == "ablations" else "runs",
+        stage if stage in ("ablations", "lean") else "runs",
         stream, with_rate(rules, rates), seeds, WARM_STARTS, options,
       )  # fmt: skip
       if stage == "headline" and stream in CLOSE:
@@ -303,7 +321,7 @@ def measure(options, data: dict) -> None:
         )
         for name, runs in more.items():
           found[name] |= runs
-      key = "ablations" if stage == "ablations" else "streams"
+      key = stage if stage in ("ablations", "lean") else "streams"
       data.setdefault(key, {}).setdefault(stream, {}).update(found)
       save()
       left = (time.monotonic() - begun) / number * (len(streams) - number)
@@ -335,7 +353,8 @@ def main() -> int:
   parser.add_argument("--workdir", type=pathlib.Path, default="runs/claims")
   parser.add_argument("--write", type=pathlib.Path, metavar="DOCS")
   parser.add_argument(
-    "--stages", default="headline,lab,others,ablations", help="in this order"
+    "--stages", default="headline,lab,others,ablations,lean",
+    help="in this order",
   )
   parser.add_argument(
     "--streams", default="", help="of the headline, separated by ';'"

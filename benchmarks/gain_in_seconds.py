@@ -14,12 +14,14 @@ signal. Two ratios say what is left of a gain:
                   parameters: gain in seconds = this x gain in tokens; beside
                   it the same for generation alone
 
-The same for eb_effective, whose host work is less, beside them.
+Both of the lean form: two rounds after the opening one, at most 24 rollouts in
+the update (`policy.update_rollouts`). Beside them the rule as it is by
+default, eb_effective, whose host work is less, and a lean uniform split.
 
 Whole steps, the rules taking turns in one process on one core; CPU seconds,
 lower quartiles. The large model is random, so its verdicts are drawn by the
 prompt's level, a pure function of what was asked and answered: a share of
-mixed groups as in `sparse_signal`, outputs of up to 25 tokens. About 9
+mixed groups as in `sparse_signal`, outputs of up to 25 tokens. About 14
 minutes; --quick takes a small model in place of the large one.
 """
 
@@ -31,8 +33,17 @@ import tempfile
 import time
 import zlib
 
-RULES = {"uniform": 64, "eb_effective": 32, "eb_predicted": 32}
-UNIFORM, HOUSE = "uniform", "eb_predicted"
+# Name -> (rule, prompts per step, whether it is lean).
+RULES = {
+  "uniform": ("uniform", 64, False),
+  "lean_uniform": ("uniform", 64, True),
+  "eb_effective": ("eb_effective", 32, False),
+  "lean_eb_effective": ("eb_effective", 32, True),
+  "eb_predicted": ("eb_predicted", 32, False),
+  "lean_eb_predicted": ("eb_predicted", 32, True),
+}
+UNIFORM, HOUSE = "uniform", "lean_eb_predicted"
+LEAN_ROLLOUTS, LEAN_ROUNDS = 24, 2
 OPERATIONS = 24
 LARGE = dict(layers=13, width=640, heads=10, kv_heads=2, head_dim=64, ffn=1792)
 SMALL = dict(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=128)
@@ -55,9 +66,13 @@ def taken(config, params, folder, steps, say):
   import step_overhead
 
   runs = {}
-  for name, prompts in RULES.items():
+  for name, (rule, prompts, lean) in RULES.items():
     own = config.copy_and_resolve_references()
-    own.allocation.name, own.prompts_per_step = name, prompts
+    own.allocation.name, own.prompts_per_step = rule, prompts
+    if lean:
+      own.policy.update_rollouts = LEAN_ROLLOUTS
+      if "rounds" in own.allocation[rule]:
+        own.allocation[rule].rounds = LEAN_ROUNDS
     place = os.path.join(folder, name)
     real = step_overhead.Real(own, params, place)
     if params is None:

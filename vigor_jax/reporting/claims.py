@@ -8,6 +8,8 @@ The data is one JSON-able dictionary, kept in docs/claims.json:
              entry per evaluation (rollouts, tokens, seconds, accuracy) and
              the numbers full_pass, mixed
   ablations  as streams: variants of vigor, all at vigor's rate
+  lean       as streams: rules with fewer rollouts in the update; a run has
+             "trained", rollouts in the update, beside the others
   lab        {stream: {rule: {"early": ratio, "late": ratio}}}, 32 x 8 / rule
   shared     true: the machine did other work too, seconds mean nothing
 """
@@ -23,13 +25,11 @@ import numpy as np
 
 from vigor_jax import statistics
 from vigor_jax.lab import page as lab_page
-from vigor_jax.reporting import wording
+from vigor_jax.reporting.paired import (
+  FRACTIONS, MEASURES, PUBLISHED, analyse, goals, ratio, spent,
+)  # fmt: skip
 
-FRACTIONS = (0.5, 0.85)
-RISE = 5 / 6  # of the run, over which 32 x 8's rise fixes the targets
-PUBLISHED = "uniform 32 x 8"
 HOUSE, BEFORE = "eb_predicted", "eb_effective"  # the rule, and its forerunner
-MEASURES = wording.MEASURES
 # Rows of the tables; streams and rules that are not named come last.
 ORDER = (
   PUBLISHED, "uniform 64 x 4", "uniform 128 x 2", "vigor", "eb_widening",
@@ -40,12 +40,6 @@ STREAM_ORDER = ("sparse_signal", "plain", "hard_junk", "stack, sparse",
                 "hard_junk, 512", "sparse_signal, q = .1",
                 "stack, plain, q = .1", "sparse_signal, long")  # fmt: skip
 _BLOCK = r"(<!-- claims:{name} -->\n)(?:(?!<!-- ).)*(<!-- /claims -->)"
-
-
-def area(run: Mapping) -> float:
-  """Mean accuracy over the run: area under its curve / its rollouts."""
-  x, y = np.asarray(run["rollouts"], float), np.asarray(run["accuracy"])
-  return float(np.trapezoid(y, x) / (x[-1] - x[0]))
 
 
 def dump(data: Mapping) -> str:
@@ -69,110 +63,6 @@ def streams_of(data: Mapping) -> dict[str, dict]:
     stream: _ordered(rules, ORDER)
     for stream, rules in _ordered(data["streams"], STREAM_ORDER).items()
   }
-
-
-# ------------------------------------------------------------------- one stream
-
-
-def _warm(pair: str) -> str:
-  return pair.split(" ")[0]
-
-
-def goals(runs: Mapping[str, Mapping]) -> dict[str, tuple[float, ...]]:
-  """{warm start: target accuracies}, from 32 x 8's runs that began there."""
-  found = {}
-  for warm in sorted({_warm(pair) for pair in runs}):
-    curves = [
-      statistics.smooth(run["accuracy"])
-      for pair, run in runs.items()
-      if _warm(pair) == warm
-    ]
-    mean = np.mean(curves, axis=0)
-    points = max(2, math.ceil(RISE * (len(mean) - 1)) + 1)
-    found[warm] = statistics.targets(mean[:points], FRACTIONS).values
-  return found
-
-
-def spent(runs, goal, target: int, measure: str) -> dict:
-  """{pair: Reached} of one rule; streams where 32 x 8 fell have no goal."""
-  return {
-    pair: statistics.reach(
-      run[measure],
-      statistics.smooth(run["accuracy"]),
-      goal[_warm(pair)][target],
-    )
-    for pair, run in runs.items()
-    if goal.get(_warm(pair))
-  }
-
-
-def ratio(base: Mapping, method: Mapping) -> statistics.Ratio | None:
-  """Of the pairs that both have."""
-  pairs = [pair for pair in base if pair in method]
-  if not pairs:
-    return None
-  return statistics.paired_ratio(
-    [base[p] for p in pairs], [method[p] for p in pairs]
-  )
-
-
-def _cost(reached: Mapping) -> tuple[int, float]:
-  return (
-    sum(r.censored for r in reached.values()),
-    float(np.mean(np.log([r.at for r in reached.values()]))),
-  )
-
-
-def analyse(rules: Mapping[str, Mapping]) -> dict[str, dict]:
-  """Ratios of one stream.
-
-  Args:
-    rules: {rule: {pair: run}}, 32 x 8 among them.
-
-  Returns:
-    {rule: {"pairs", "final", "full_pass", "mixed", "tokens", "censored"
-    (share of runs that missed the late target), "published" and "best":
-    {measure: [Ratio per target]}, "is_best": [bool per target]}}.
-  """
-  goal = goals(rules[PUBLISHED])
-  uniforms = [rule for rule in rules if rule.startswith("uniform")]
-  found = {}
-  reached = {
-    (rule, t, m): spent(runs, goal, t, m)
-    for rule, runs in rules.items()
-    for t in range(len(FRACTIONS))
-    for m in MEASURES
-  }
-  best = {
-    (t, m): min(uniforms, key=lambda u: _cost(reached[u, t, m]))
-    for t in range(len(FRACTIONS))
-    for m in MEASURES
-  }
-  for rule, runs in rules.items():
-    finals = [run["accuracy"][-1] for run in runs.values()]
-    late = reached[rule, len(FRACTIONS) - 1, "rollouts"]
-    entry = {
-      "pairs": len(runs),
-      "final": (float(np.mean(finals)), *statistics.bootstrap_interval(finals)),
-      "full_pass": float(np.mean([r["full_pass"] for r in runs.values()])),
-      "mixed": float(np.mean([r["mixed"] for r in runs.values()])),
-      "tokens": float(
-        np.mean([r["tokens"][-1] / r["rollouts"][-1] for r in runs.values()])
-      ),
-      "censored": float(np.mean([r.censored for r in late.values()])),
-      "is_best": [best[t, "rollouts"] == rule for t in range(len(FRACTIONS))],
-      "published": {},
-      "best": {},
-    }
-    for m in MEASURES:
-      for key, other in (("published", lambda t, m: PUBLISHED),
-                         ("best", lambda t, m: best[t, m])):  # fmt: skip
-        entry[key][m] = [
-          ratio(reached[other(t, m), t, m], reached[rule, t, m])
-          for t in range(len(FRACTIONS))
-        ]
-    found[rule] = entry
-  return found
 
 
 # ----------------------------------------------------------------------- tables
@@ -291,6 +181,31 @@ def ablations(data) -> str:
   )
 
 
+def lean(data) -> str:
+  """Rules with fewer rollouts in the update; uniform splits as they are."""
+  rows = []
+  for stream, rules in _ordered(data.get("lean", {}), STREAM_ORDER).items():
+    found = analyse(data["streams"][stream] | rules)
+    for rule, runs in _ordered(rules, ORDER).items():
+      o = found[rule]
+      trained = np.mean([run["trained"] for run in runs.values()])
+      whole = found[rule.removeprefix("lean ")]["best"]["rollouts"]
+      rows.append(
+        (
+          stream, rule, str(o["pairs"]),
+          *(_text(r) for r in o["best"]["rollouts"]),
+          *(_text(r) for r in whole),
+          _text(o["best"]["tokens"][0]),
+          _percent(o["final"][0]), f"{trained:.0f}",
+        )
+      )  # fmt: skip
+  return table(
+    ("stream", "rule", "pairs", "50 %", "85 %", "50 %, not lean",
+     "85 %, not lean", "50 %, tokens", "final accuracy", "trained on"),
+    rows,
+  )  # fmt: skip
+
+
 def screening(data) -> str:
   """Mean accuracy over the run by rate, and the rate that was taken."""
   rows = []
@@ -352,6 +267,7 @@ BLOCKS = {
   "others": others,
   "spending": spending,
   "house": house,
+  "lean": lean,
   "ablations": ablations,
   "screening": screening,
   "agreement": agreement,
