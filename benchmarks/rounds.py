@@ -129,6 +129,8 @@ class Rule:
     def ask(free, chunk):
       while pending and (chunk is None or pending[0].end_chunk[0] < chunk):
         settle(pending.pop(0))
+      if not groups.spent:
+        free = max(free, allocator.opening())
       while free > 0:
         request = allocator.grant(groups, free, sampler.settings.idle(free))
         if request is None or not request.total:

@@ -211,14 +211,17 @@ class Collector:
     pending = collections.deque()
     lag = self._parts.config.sampling.lag
     idle = self._parts.sampler.settings.idle
+    allocator = self._parts.allocator
 
     def ask(free: int, chunk: int | None) -> bool:
       while pending and (
           chunk is None or pending[0][0].end_chunk[0] + lag <= chunk):
         self._settle([pending.popleft()], groups, buffer, timer)
+      if not groups.spent:
+        free = max(free, allocator.opening())
       while free > 0:
         with timer("allocate"):
-          request = self._parts.allocator.grant(groups, free, idle(free))
+          request = allocator.grant(groups, free, idle(free))
         if request is None or not request.total:
           break
         self._enqueue(params, groups, request, timer)

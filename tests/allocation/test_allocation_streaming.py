@@ -161,6 +161,18 @@ class TestEbStreaming:
     assert a.grant(ga, 2).counts[0] == 2
     assert b.grant(gb, 2).counts[0] == 0
 
+  def test_the_opening_is_granted_whatever_the_verdicts(self):
+    rule = helpers.make("eb_streaming")
+    at_once = rule.begin(helpers.Stream(), 0)
+    assert rule.grant(at_once, rule.opening()).total == rule.opening() == 128
+    for verdict in (0.0, 1.0):
+      groups = rule.begin(helpers.Stream(), 0)
+      while groups.spent < rule.opening():
+        request = rule.grant(groups, 1)
+        group = np.flatnonzero(request.counts)
+        groups.add(group[:1], [verdict])
+      assert groups.counts.tolist() == at_once.counts.tolist()
+
 
 @pytest.mark.parametrize("name", STREAMING)
 class TestBoth:

@@ -148,3 +148,41 @@ def test_rollouts_waiting_ahead_keep_the_slots_busy(base):
     )
     busy[ahead] = out.utilisation
   assert busy[2] > busy[0] + 0.02
+
+
+def test_the_opening_is_prefilled_and_decoded_before_the_rule_is_asked(base):
+  _, params = base
+  chosen = collector(base, "eb_streaming", prefill_batch=4, few_prompts=2)
+  sampler, allocator = chosen._parts.sampler, chosen._parts.allocator
+  first = allocator.opening()
+  prefilled, asked = [], []
+  prefill, grant = sampler.prefill, allocator.grant
+
+  def counted_prefill(params, rows, tokens):
+    prefilled.append(len(rows))
+    prefill(params, rows, tokens)
+
+  def counted_grant(groups, free, idle):
+    asked.append((free, int(groups.n.sum())))
+    return grant(groups, free, idle)
+
+  sampler.prefill, allocator.grant = counted_prefill, counted_grant
+  out, _ = collect(chosen, params)
+  assert first == BUDGET // 2 > sampler.settings.slots
+  assert asked[0] == (first, 0) and prefilled[0] == first // 2
+  # The next question comes when as many wait as have places, with verdicts,
+  # not once for every few of the opening's rollouts.
+  places = sampler.settings.slots + sampler.settings.waiting
+  later = [seen for _, seen in asked[1:]]
+  assert min(later) >= first - places
+  assert out.buffer.size == BUDGET
+  assert sum(prefilled) == out.prefilled == out.groups.opened.sum()
+
+
+def test_slots_are_busy_until_the_budget_is_granted(base):
+  _, params = base
+  out, _ = collect(collector(base, "eb_streaming", chunk=1), params)
+  # All but what the last rollouts leave: 4 slots, up to 9 tokens.
+  tail = 3 * 9
+  steps = out.decode_steps * 4
+  assert out.utilisation * steps >= steps - tail

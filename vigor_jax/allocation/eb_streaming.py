@@ -37,9 +37,10 @@ class EbStreamingOptions(eb_widening.EbOptions):
 
 @dataclasses.dataclass
 class Progress:
-  """Rollouts due, the present cap, verdicts seen at the last fit."""
+  """Rollouts due, the tie keys, the present cap, verdicts at the last fit."""
 
   dues: streaming.Dues
+  keys: np.ndarray
   cap: int
   fitted: float
 
@@ -50,12 +51,16 @@ class EbStreaming(streaming.Streaming, eb_widening.EbWidening):
   name = "eb_streaming"
   Options = EbStreamingOptions
 
+  def opening(self) -> int:
+    return self.first * self.options.initial_rollouts
+
   def barrier_slots(self) -> int:
-    opening = self.first * self.options.initial_rollouts
-    return max(1, -(-(self.budget - opening) // BARRIERS))
+    return max(1, -(-(self.budget - self.opening()) // BARRIERS))
 
   def plan(self, groups: base.Groups) -> Progress:
-    return Progress(streaming.Dues(), self.options.cap, 0.0)
+    return Progress(
+      streaming.Dues(), groups.uniforms(ROUND), self.options.cap, 0.0
+    )
 
   def fill(self, groups: base.Groups, counts: np.ndarray, free: int) -> None:
     plan, m0 = groups.plan, self.options.initial_rollouts
@@ -77,7 +82,7 @@ class EbStreaming(streaming.Streaming, eb_widening.EbWidening):
         self.prior.posterior(groups.n[opened], groups.reward_sum[opened]),
         opened,
       ),
-      groups.uniforms(ROUND),
+      plan.keys,
       free,
       plan.cap,
       m0,

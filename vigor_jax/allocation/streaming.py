@@ -76,6 +76,15 @@ class Streaming(base.Allocator):
         self.occupy(groups, counts, idle)
     return groups.request(counts) if counts.any() else None
 
+  def opening(self) -> int:
+    """Rollouts that a step begins with whatever the verdicts: none.
+
+    A rule that has some says how many. The sampler then asks for all of them
+    at once, beyond its slots and places: their prompts are prefilled together,
+    and the rule need not be asked while they last.
+    """
+    return 0
+
   def barrier_slots(self) -> int:
     """Slots asked for at once when the rule is run in rounds."""
     raise NotImplementedError

@@ -285,10 +285,11 @@ def decode(weights: Weights, leaves, prefixes: Prefixes, state: State,
       before, begun = slots.generated, slots.active
       fresh = generated - before
       column = jnp.arange(longest)[None] - before[:, None]
-      inside = (column >= 0) & (column < fresh[:, None])
+      past = column >= fresh[:, None]
       at = jnp.clip(column, 0, chunk - 1)
       record = Record(*[
-          jnp.where(inside, jnp.take_along_axis(r, at, 1), o)
+          jnp.where(column < 0, o,
+                    jnp.where(past, 0, jnp.take_along_axis(r, at, 1)))
           for r, o in zip(record, slots.record)])
       widths = jnp.array([s.width for s in shapes], jnp.int32)
       slots = slots._replace(

@@ -294,7 +294,8 @@ class Sampler:
     one before and decides; what it enqueues is decoded from the next
     dispatch on. A dispatch ends when half of the waiting places may have been
     taken (`settings.ended_per_dispatch`), so the queue does not run dry
-    meanwhile. When it is asked depends on logical time alone.
+    meanwhile; rollouts enqueued beyond the places are decoded first. When it
+    is asked depends on logical time alone.
 
     Args:
       params: policy parameters.
@@ -313,17 +314,21 @@ class Sampler:
     start = time.perf_counter()
     leaves = self._prepared(params)
     in_flight = None
+    # Rollouts that waited beyond the places when the last dispatch began, as
+    # far as it was to decode them.
+    beyond = 0
 
     def free() -> int:
-      return max(0, s.slots + (s.waiting if ask else 0) - self._running())
+      return s.slots + (s.waiting if ask else 0) - self._running()
 
     if ask is not None:
-      more = bool(ask(free(), None))
+      more = bool(ask(max(0, free()), None))
     while self._running() or in_flight is not None:
       start = time.perf_counter()
       report, in_flight = in_flight, None
       if self._running():
-        ended = s.ended_per_dispatch if more else most
+        beyond = max(0, -free() - beyond)
+        ended = s.ended_per_dispatch + beyond if more else most
         in_flight = self._dispatch(leaves, limit, ended, more)
       if ask is None:
         report, in_flight = in_flight, None
@@ -333,7 +338,7 @@ class Sampler:
         yield rows
       if ask is not None and report is not None:
         idle = not self._running()
-        more = bool(ask(free(), None if idle else self.chunks - 1))
+        more = bool(ask(max(0, free()), None if idle else self.chunks - 1))
 
   def _dispatch(self, leaves, limit: int, ended: int = 0, more: bool = False
                 ) -> state_lib.Report:
@@ -366,9 +371,7 @@ class Sampler:
       return None
     self._ended += k
     entry, lengths, stopped, end_chunk, slot = ends[:, :k].copy()
-    past = (np.arange(self.settings.max_new_tokens)[None]
-            >= lengths[:, None])
-    tokens, logprobs, processed = np.where(past, 0, record[:, :k])
+    tokens, logprobs, processed = record[:, :k]
     return Rows(
         tokens=tokens, logprobs=logprobs.view(np.float32),
         processed_logprobs=processed.view(np.float32), lengths=lengths,
