@@ -12,6 +12,7 @@ from vigor_jax import evaluate
 from vigor_jax import experiment
 from vigor_jax import rewards as rewards_lib
 from vigor_jax import statistics
+from vigor_jax.sampling import layout
 from vigor_jax.tasks import suites
 
 
@@ -402,7 +403,9 @@ def test_a_task_without_held_out_prompts_trains(tmp_path, capsys):
   assert "data train: 12 records, 12 prompts\n" in capsys.readouterr().out
 
 
-def test_a_run_is_evaluated_without_its_configuration(a_run, tmp_path, capsys):
+def test_a_run_is_evaluated_without_its_configuration(a_run, tmp_path, capsys,
+                                                       monkeypatch):
+  monkeypatch.setattr(layout, "fallback_line", lambda *_: "sampler: plain")
   output = tmp_path / "scores.json"
   evaluate.main([
     "evaluate", f"--checkpoint={a_run}", f"--output={output}",
@@ -416,6 +419,8 @@ def test_a_run_is_evaluated_without_its_configuration(a_run, tmp_path, capsys):
   assert {"eval/pass@2", "eval/pass@3", "eval/cons@3"} <= set(result["metrics"])
   assert "avg@3" in done.err and "top-p 0.9" in done.err
   assert "eval/accuracy" in done.err
+  # What a mesh does not divide is told, as in training.
+  assert "sampler: plain\n" in done.err
   # One step of it, by path.
   step = max((a_run / "checkpoints").glob("[0-9]*"))
   assert evaluate._with_config(["evaluate", f"--checkpoint={step}"])[-1] == (

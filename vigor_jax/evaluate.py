@@ -306,9 +306,14 @@ def _main(argv) -> None:
   from vigor_jax import distributed
   from vigor_jax import experiment  # jax starts here, after the checks.
   from vigor_jax import starting
+  from vigor_jax.sampling import layout as layout_lib
   team = distributed.initialize(config.mesh.host_timeout)
   with experiment.build(config, training=False) as parts:
     evaluator = Evaluator(parts)
+    fallback = layout_lib.fallback_line(parts.placement, parts.sizes,
+                                        parts.sampler.settings)
+    if fallback and team.primary:
+      print(fallback, file=sys.stderr, flush=True)
     protocol = evaluator.protocol()
     print(protocol_text(protocol), file=sys.stderr, flush=True)
     params = starting.initial_params(

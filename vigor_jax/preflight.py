@@ -95,6 +95,9 @@ def _reports(args, name: str) -> list:
     tuner.run()
     config, known = tuner.config, tuner.results
   reports = []
+  if config.policy.attention == "splash":
+    say("policy.attention=splash: times leave its kernels out, of which the "
+        "compiler has no estimate")
   for label, options in sets:
     say(f"{name}, {label}: compiling")
     plan = programs.Plan(config, topology.devices,

@@ -100,6 +100,8 @@ def serve(args) -> None:
   settings = engine.settings
   rules = load.rules(options, read, settings)
   print(settings_lib.memory_line(settings, read.sizes), flush=True)
+  if (line := load.devices_line()) is not None:
+    print(line, flush=True)
   params = engine.load_params()
   engine.warm_up(params)
   driver = driver_lib.Driver(engine, params, args.max_waiting)

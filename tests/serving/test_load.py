@@ -110,3 +110,9 @@ def test_prompt_lengths_are_padded_by_at_most_half():
   assert load.buckets(16) == (16,) and load.buckets(17) == (16, 17)
   assert load.buckets(5) == (5,)
   assert load.buckets(100) == (16, 32, 64, 100)
+
+
+def test_devices_that_are_not_used_are_told(monkeypatch):
+  assert load.devices_line() is None
+  monkeypatch.setattr(jax, "local_device_count", lambda: 8)
+  assert load.devices_line().startswith("1 of 8 devices is used")

@@ -141,6 +141,7 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     row_length=128,  # Tokens of a packed row of the update.
     rows_per_microbatch=16,
     remat=False,  # Recompute each layer in the backward pass.
+    attention="xla",  # "splash": JAX's Pallas kernel, TPUs only (scale.md).
     advantage_eps=1e-6,  # Added to the standard deviation (grpo).
     ddof=0,  # Of that standard deviation.
   )

@@ -17,6 +17,7 @@ CHOICES = {
   "model.dtype": ("float32", "bfloat16"),
   "model.param_dtype": ("float32", "bfloat16"),
   "policy.loss": tuple(loss_table.LOSSES),
+  "policy.attention": ("xla", "splash"),
   "policy.advantage": tuple(advantages.ADVANTAGES),
   "policy.aggregator": tuple(aggregators.AGGREGATORS),
   "policy.denominator": ("all", "informative"),

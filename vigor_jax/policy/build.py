@@ -13,6 +13,7 @@ from vigor_jax.policy import objective as objective_lib
 from vigor_jax.policy import optimizer as optimizer_lib
 from vigor_jax.policy import sharding
 from vigor_jax.policy import sizes as sizes_lib
+from vigor_jax.policy import splash
 from vigor_jax.policy import transformer
 from vigor_jax.policy import update as update_lib
 from vigor_jax.policy import weights
@@ -146,7 +147,8 @@ def objective_of(config) -> objective_lib.Objective:
       loss=policy.loss, clip_low=low, clip_high=high,
       old=old, kl_form=policy.kl.form, kl_coef=policy.kl.coef,
       importance_cap=policy.rollout_is_cap,
-      temperature=config.sampling.temperature, remat=policy.remat)
+      temperature=config.sampling.temperature, remat=policy.remat,
+      attention=policy.attention)
 
 
 def optimizer_of(config) -> optimizer_lib.OptimizerOptions:
@@ -174,6 +176,14 @@ def adapted_of(config, sizes: transformer.Sizes) -> transformer.Sizes | None:
         f"model's narrowest matrix, {narrow}; legal: 1 to {narrow - 1}, or 0 "
         "to train all parameters")
   return dataclasses.replace(sizes, adapters=sizes_lib.Adapters(**lora))
+
+
+def check_attention(config, sizes: transformer.Sizes, platform: str) -> None:
+  """Raises ValueError where policy.attention cannot be what it says."""
+  if config.policy.attention == "splash":
+    why = splash.misfit(sizes.head_dim, config.policy.row_length, platform)
+    if why:
+      raise ValueError(f"policy.attention: 'splash' cannot be used: {why}")
 
 
 def updater_of(config, graph, sizes: transformer.Sizes,

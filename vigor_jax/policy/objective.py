@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 from flax import nnx
@@ -14,6 +15,7 @@ from vigor_jax.policy import logprobs as logprobs_lib
 from vigor_jax.policy import losses
 from vigor_jax.policy import packing
 from vigor_jax.policy import sharding
+from vigor_jax.policy import splash
 from vigor_jax.policy import transformer
 from vigor_jax.policy import vocabulary
 
@@ -37,6 +39,7 @@ class Objective:
       0 = off.
     temperature: the sampling temperature the log-probs are taken at.
     remat: recompute layers in the backward pass.
+    attention: "xla", or "splash": JAX's Pallas TPU kernel (splash.py).
   """
 
   loss: str = "grpo"
@@ -48,6 +51,7 @@ class Objective:
   importance_cap: float = 0.0
   temperature: float = 1.0
   remat: bool = False
+  attention: str = "xla"
 
 
 class Surroundings(NamedTuple):
@@ -72,10 +76,14 @@ def micro_logprobs(model: transformer.Transformer, micro: packing.Packed,
   around: `surroundings` of it, where the caller has them.
   """
   mask, rope = around or surroundings(model.sizes, micro)
+  if objective.attention == "splash":
+    attended = splash.attention_of(mask, model.sizes.kv_heads)
+  else:
+    attended = functools.partial(attention.blocked_attention, mask=mask)
 
   def attend(layer, q, k, v):
     del layer
-    return attention.blocked_attention(q, k, v, mask), None
+    return attended(q, k, v), None
 
   # Unrolled, a small model's layers need no slices of stacked arrays.
   blocks = model.split_layers() if model.sizes.layers <= UNROLLED else None

@@ -35,6 +35,7 @@ from vigor_jax import checkpoints
 from vigor_jax.policy import attention
 from vigor_jax.policy import packing
 from vigor_jax.policy import sharding
+from vigor_jax.policy import splash
 from vigor_jax.policy import transformer
 from vigor_jax.policy import vocabulary
 
@@ -131,12 +132,13 @@ class Pieces:
     graph: nnx graph of the transformer.
     placement: the mesh.
     temperature: that log-probs are taken at.
+    attention: see `Objective`.
   """
 
   def __init__(self, graph, placement: sharding.Placement,
-               temperature: float):
+               temperature: float, attention: str = "xla"):
     self._graph, self._placement = graph, placement
-    self._temperature = temperature
+    self._temperature, self._attention = temperature, attention
 
   def logprobs(self, params: Any, micro: packing.Packed
                ) -> tuple[Array, Array]:
@@ -159,17 +161,20 @@ class Pieces:
     specs = _sum_specs(jax.eval_shape(total, sums), self._placement)
     split = self._specs(params)
     run = self._mapped(
-        _Local(self._graph, self._placement, split,
-               self._temperature).backward,
+        self._local(split).backward,
         (split, specs, _ROWS, _KEPT, _ROWS, _ROWS), specs)
     return value, run(params, sums, micro, kept, lse, gradient)
 
   def _forward(self, params, micro, keep: bool):
     split = self._specs(params)
-    local = _Local(self._graph, self._placement, split, self._temperature)
+    local = self._local(split)
     run = lambda params, micro: local.forward(params, micro, keep)
     out = (_ROWS, _ROWS, _ROWS, _KEPT if keep else None)
     return self._mapped(run, (split, _ROWS), out)(params, micro)
+
+  def _local(self, split) -> _Local:
+    return _Local(self._graph, self._placement, split, self._temperature,
+                  self._attention)
 
   def _specs(self, params):
     return jax.tree.map(lambda s: s.spec, self._placement.tree(params))
@@ -187,8 +192,9 @@ class Pieces:
 class _Local:
   """What one device does, inside shard_map."""
 
-  def __init__(self, graph, placement, specs, temperature):
+  def __init__(self, graph, placement, specs, temperature, attention):
     self._graph, self._temperature = graph, temperature
+    self._attention = attention
     self._specs = checkpoints.flatten(specs)
     self._tensor = placement.mesh.shape["tensor"]
     self._placement = placement
@@ -221,23 +227,33 @@ class _Local:
         graph, jax.tree.unflatten(jax.tree.structure(state), leaves))
 
   def _attend(self, mask: Array) -> transformer.Attend:
+    sizes, by_kernel = self._sizes, None
+    if self._attention == "splash":
+      by_kernel = splash.attention_of(
+          mask, max(sizes.kv_heads // self._tensor, 1))
+
     def attend(norm, q, k, v):
-      sizes, heads = self._sizes, q.shape[2]
+      heads = q.shape[2]
       groups = sizes.heads // sizes.kv_heads
       if sizes.kv_heads % self._tensor:
         # Whole on every device; these queries share one of them.
         first = jax.lax.axis_index("tensor") * heads // groups
         k, v = (jax.lax.dynamic_slice_in_dim(a, first, 1, 2) for a in (k, v))
+      if by_kernel is not None:
+        # It keeps its norms for its own backward pass, after a second forward
+        # one: none of ours. Their place is held by a column.
+        return by_kernel(q, k, v), jnp.zeros((len(q), heads, 1))
       if norm is None:
         return attention.by_blocks(q, k, v, mask)
       return attention.again(q, k, v, mask, norm), None
     return attend
 
-  def _layer_gradient(self, graph, mask, rope, index, norm, state, trained,
+  def _layer_gradient(self, graph, attend, rope, index, norm, state, trained,
                       x: Array, dx: Array) -> tuple[dict[str, Array], Array]:
     """(gradients of this layer's trained parameters, dx of its input).
 
     Args:
+      attend: `_attend` of the micro-batch's mask.
       norm: the softmax's norms of the forward pass.
       trained: paths of them in `state`.
       x: the layer's input; dx: gradient of its output.
@@ -253,7 +269,7 @@ class _Local:
       return state
 
     weights, home = jax.vjp(gather, {p: pieces[p] for p in trained})
-    attend = functools.partial(self._attend(mask), norm)
+    attend = functools.partial(attend, norm)
     middle, pull_attention = jax.vjp(
         lambda w, x: nnx.merge(merged, w).attention_half(
             x, rope, attend, _whole, _split)[0], weights, x)
@@ -380,7 +396,8 @@ class _Local:
         flat[name] = total
         flat["final_norm/scale"] += jax.tree.leaves(dscale)[0]
     graph, states = nnx.split(model.blocks)
-    around = self._surroundings(micro)
+    mask, rope = self._surroundings(micro)
+    attend = self._attend(mask)
     trained = [p for p in checkpoints.flatten(states) if f"blocks/{p}" in flat]
     names = [f"blocks/{p}" for p in trained]
 
@@ -388,7 +405,7 @@ class _Local:
       dx, sums = carry
       index, state, x, norm = scanned
       gradient, dx = self._layer_gradient(
-          graph, *around, index, norm, state, trained, x, dx)
+          graph, attend, rope, index, norm, state, trained, x, dx)
       sums = [a.at[index].add(gradient[p].astype(a.dtype))
               for a, p in zip(sums, trained)]
       return (dx, sums), None

@@ -231,8 +231,13 @@ def _programs(graph, objective: Objective,
     sizes, length = nnx.merge(graph, params).sizes, batch.tokens.shape[2]
     if (placement is None or not objective.remat
         or not pieces_lib.supported(sizes, placement, length)):
+      if placement is not None and objective.attention == "splash":
+        raise ValueError(
+            "policy.attention: on a mesh 'splash' needs policy.remat=True, and "
+            "heads, ffn, vocabulary and row length that mesh.tensor divides")
       return None
-    return pieces_lib.Pieces(graph, placement, objective.temperature)
+    return pieces_lib.Pieces(graph, placement, objective.temperature,
+                             objective.attention)
 
   def update(state, batch, old, reference, num_micro, denominator, rate):
     params = state.params

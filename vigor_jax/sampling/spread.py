@@ -139,15 +139,15 @@ class Attention:
                        in_ring, own[None, :-1], own[None, -1:]]
     if not axes:  # All that its slots attend to is here.
       keys, values, seen = (a + b for a, b in zip(prompt, completion))
-      out, _ = _attended(cache.scores_of(q, keys, k), values, seen, k.dtype,
+      out, _ = attended(cache.scores_of(q, keys, k), values, seen, k.dtype,
                          v)
       return out.reshape(mine, -1, out.shape[-1]).astype(k.dtype), k, v
 
     keys, values, seen = prompt
-    prompts = _attended(cache.scores_of(q, keys), values, seen, k.dtype)
+    prompts = attended(cache.scores_of(q, keys), values, seen, k.dtype)
     keys, values, seen = completion
     own_q = jax.lax.dynamic_slice_in_dim(q, me * mine, mine, 0)
-    completions = _attended(cache.scores_of(own_q, keys, k), values, seen,
+    completions = attended(cache.scores_of(own_q, keys, k), values, seen,
                             k.dtype, v)
 
     # [S + s, H, hd] and [S + s, H], of all slots and of the device's own.
@@ -171,7 +171,7 @@ class Attention:
     return jnp.sum(w * out, 0).astype(k.dtype), k, v
 
 
-def _attended(scores: list[Array], values, masks: list[Array], dtype, v=None
+def attended(scores: list[Array], values, masks: list[Array], dtype, v=None
               ) -> tuple[Array, Array]:
   """(out [S, K, H/K, hd], log of the softmax's norm [S, K, H/K]), float32.
 

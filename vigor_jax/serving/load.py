@@ -166,6 +166,15 @@ def settings_of(options: Options, read: Policy) -> settings_lib.Settings:
   return make(settings_lib.largest_slots(make, read.sizes, memory, MOST_SLOTS))
 
 
+def devices_line() -> str | None:
+  """Says that one device of several is used; None where there is one."""
+  count = jax.local_device_count()
+  if count == 1:
+    return None
+  return (f"1 of {count} devices is used: a policy is served from one, with "
+          "weights and cache whole on it")
+
+
 def engine(options: Options, read: Policy):
   """The engine of a policy, not warmed up."""
   from vigor_jax.sampling import jetstream_engine  # JetStream, and TensorFlow.
