@@ -318,10 +318,17 @@ def test_logical_time_is_the_chunk_in_which_a_row_ended(policy):
 def test_logical_time_does_not_depend_on_dispatches(policy):
   graph, params = policy
   plain = draw(make(graph), params)
-  other = draw(make(graph, chunks_per_dispatch=2), params)
+  sampler, order = make(graph, chunks_per_dispatch=2), []
+  dispatch, collect = sampler._dispatch, sampler._collect
+  sampler._dispatch = lambda *a: order.append("run") or dispatch(*a)
+  sampler._collect = lambda *a: order.append("read") or collect(*a)
+  other = draw(sampler, params)
   for key in plain:
     assert plain[key]["end_chunk"] == other[key]["end_chunk"]
     assert plain[key]["slot"] == other[key]["slot"]
+  # The device has the next chunks to run while the host reads the last ones.
+  assert len(order) > 8
+  assert order == ["run"] + ["run", "read"] * (len(order) // 2 - 1) + ["read"]
 
 
 def test_utilisation_counts_useful_row_steps(policy):

@@ -290,12 +290,12 @@ class Sampler:
              ) -> Iterator[Rows]:
     """Decodes until every requested rollout has ended.
 
-    With `ask`, one dispatch is in flight while the host reads the rows of the
-    one before and decides; what it enqueues is decoded from the next
-    dispatch on. A dispatch ends when half of the waiting places may have been
-    taken (`settings.ended_per_dispatch`), so the queue does not run dry
-    meanwhile; rollouts enqueued beyond the places are decoded first. When it
-    is asked depends on logical time alone.
+    With `ask` or a limit of chunks, one dispatch is in flight while the host
+    reads the rows of the one before and decides; what it enqueues is decoded
+    from the next dispatch on. With `ask`, a dispatch ends when half of the
+    waiting places may have been taken (`settings.ended_per_dispatch`), so the
+    queue does not run dry meanwhile; rollouts enqueued beyond the places are
+    decoded first. When it is asked depends on logical time alone.
 
     Args:
       params: policy parameters.
@@ -330,7 +330,8 @@ class Sampler:
         beyond = max(0, -free() - beyond)
         ended = s.ended_per_dispatch + beyond if more else most
         in_flight = self._dispatch(leaves, limit, ended, more)
-      if ask is None:
+      if ask is None and limit == most:
+        # One dispatch draws all: a second would find nothing to do.
         report, in_flight = in_flight, None
       rows = self._collect(report) if report is not None else None
       self.seconds["decode"] += time.perf_counter() - start
