@@ -140,6 +140,12 @@ LEAN = {
   name: f"{entry}:policy.update_rollouts=24" for name, entry in LEAN.items()
 }
 LEAN_STREAMS = (*SCREENING, "sparse_signal, long")
+# What of it costs what, on the first stream.
+LEAN_PARTS = {
+  f"{HOUSE}, two rounds": f"{HOUSE}:rounds=2",
+  f"{HOUSE}, 24 in the update": f"{HOUSE}:policy.update_rollouts=24",
+  f"{HOUSE}, 64 in the update": f"{HOUSE}:policy.update_rollouts=64",
+}
 ABLATIONS = {
   "random_top": "random_top",
   "low_success_first": "low_success_first",
@@ -294,7 +300,8 @@ def measure(options, data: dict) -> None:
     if stage == "ablations":  # what the change alone does, so at one rate
       rates = dict.fromkeys(rules, data["rates"]["vigor"])
     elif stage == "lean":
-      rates = {n: data["rates"][n.removeprefix("lean ")] for n in rules}
+      of = {n: n.removeprefix("lean ").split(",")[0] for n in LEAN | LEAN_PARTS}
+      rates = {n: data["rates"][rule] for n, rule in of.items()}
     else:
       tried = OTHERS_RATES if stage == "others" else RATES
       data["screening"] |= screen(rules, tried, options)
@@ -310,6 +317,8 @@ def measure(options, data: dict) -> None:
     begun = time.monotonic()
     for number, stream in enumerate(streams, 1):
       say(f"{stage}: {stream}, stream {number} of {len(streams)}")
+      if stage == "lean":
+        rules = LEAN | (LEAN_PARTS if stream == LEAN_STREAMS[0] else {})
       found = play(
         stage if stage in ("ablations", "lean") else "runs",
         stream, with_rate(rules, rates), seeds, WARM_STARTS, options,

@@ -189,12 +189,12 @@ def lean(data) -> str:
     for rule, runs in _ordered(rules, ORDER).items():
       o = found[rule]
       trained = np.mean([run["trained"] for run in runs.values()])
-      whole = found[rule.removeprefix("lean ")]["best"]["rollouts"]
+      whole = found[rule.removeprefix("lean ").split(",")[0]]
       rows.append(
         (
           stream, rule, str(o["pairs"]),
           *(_text(r) for r in o["best"]["rollouts"]),
-          *(_text(r) for r in whole),
+          *(_text(r) for r in whole["best"]["rollouts"]),
           _text(o["best"]["tokens"][0]),
           _percent(o["final"][0]), f"{trained:.0f}",
         )
