@@ -32,8 +32,8 @@ and flash_attention, could serve rows of one rollout each, not packed ones).
 
 Nothing is run, so nothing here says how fast a kernel is; the floors are
 bounds. Needs Python 3.12 and the `tpu` extra; minutes. --quick compares what
-they compute, with the kernels interpreted on a CPU, small, and compiles
-nothing.
+the decoding forms compute, with the kernels interpreted on a CPU, small, and
+compiles nothing; tests/policy/test_splash.py does so for training.
 """
 
 import argparse

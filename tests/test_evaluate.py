@@ -405,7 +405,9 @@ def test_a_task_without_held_out_prompts_trains(tmp_path, capsys):
 
 def test_a_run_is_evaluated_without_its_configuration(a_run, tmp_path, capsys,
                                                        monkeypatch):
-  monkeypatch.setattr(layout, "fallback_line", lambda *_: "sampler: plain")
+  asked = []
+  monkeypatch.setattr(layout, "fallback_line",
+                      lambda *args: asked.append(args) or "sampler: plain")
   output = tmp_path / "scores.json"
   evaluate.main([
     "evaluate", f"--checkpoint={a_run}", f"--output={output}",
@@ -421,6 +423,9 @@ def test_a_run_is_evaluated_without_its_configuration(a_run, tmp_path, capsys,
   assert "eval/accuracy" in done.err
   # What a mesh does not divide is told, as in training.
   assert "sampler: plain\n" in done.err
+  (placement, sizes, settings), = asked
+  assert placement is None or placement.mesh.size
+  assert sizes.vocab and settings.slots
   # One step of it, by path.
   step = max((a_run / "checkpoints").glob("[0-9]*"))
   assert evaluate._with_config(["evaluate", f"--checkpoint={step}"])[-1] == (

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import pathlib
 import resource
 import signal
 import subprocess
@@ -374,7 +375,7 @@ def test_only_the_chosen_steps_are_traced(tmp_path):
   assert os.listdir(tmp_path / "traces") == ["step_2"]
   found, = glob.glob(str(tmp_path / "traces/step_2/**/*.xplane.pb"),
                      recursive=True)
-  trace = open(found, "rb").read()
+  trace = pathlib.Path(found).read_bytes()
   for name in (b"allocate", b"a_scope"):
     assert name in trace
 

@@ -81,6 +81,19 @@ def test_parsed_lines():
     hlo.parse("HloModule nothing")
 
 
+def test_what_a_called_computation_makes_is_held():
+  called = TEXT.replace("ENTRY %main", """%held (b: f32[3,7]) -> f32[3,7] {
+  %b = f32[3,7]{1,0} parameter(0)
+  ROOT %wide = f32[3,77]{1,0} broadcast(%b), dimensions={0,1}
+}
+
+ENTRY %main""").replace("  ROOT %loop", """  %small = f32[3,7]{1,0} constant(0)
+  %call = f32[3,7]{1,0} call(%small), to_apply=%held
+  ROOT %loop""")
+  assert hlo.Array("f32", (3, 77)) in hlo.parse(called).arrays()
+  assert hlo.Array("f32", (3, 77)) not in hlo.parse(TEXT).arrays()
+
+
 def test_what_fusions_make_on_the_way_is_not_held():
   found = hlo.parse(TEXT).arrays()
   assert hlo.Array("f32", (5, 64, 64)) in found  # The loop carries it.

@@ -66,7 +66,8 @@ def test_a_policy_fills_the_memory_it_gets():
   slots, rows = (tuner.config.sampling.slots,
                  tuner.config.policy.rows_per_microbatch)
   assert slots > 16 and rows > 4
-  assert said[-1].startswith(f"tune: --config.policy.rows_per_microbatch={rows}")
+  last = f"tune: --config.policy.rows_per_microbatch={rows}"
+  assert said[-1].startswith(last)
   assert set(tuner.results) == {"decode chunk", "update"}
   report = estimate.report(
     plan_of(tuner.config), topology, options=None, flags="CPU",

@@ -254,7 +254,7 @@ def build(config, *, training: bool = True) -> Experiment:
       seed=config.seed, train_on=config.allocation.train_on)
   sizes = build_lib.sizes_of(config, task.vocabulary.vocab_size)
   if training:
-    build_lib.check_attention(config, sizes, jax.default_backend())
+    build_lib.check_attention(config, sizes, jax.default_backend(), placement)
   if not config.sampling.slots:
     total = settings_lib.device_memory(jax.local_devices())
     # Of the host that has the least: all must run the same programs.

@@ -335,7 +335,7 @@ class TestRule:
 
     with_spread = wasted()
     monkeypatch.setattr(
-      type(helpers.make("eb_predicted")), "spreads", lambda *_: None
+      type(helpers.make("eb_predicted")), "own_spread", lambda *_: None
     )
     without = wasted()
     assert without > 0.4 and with_spread < 0.75 * without
@@ -344,7 +344,8 @@ class TestRule:
     rule = helpers.make("eb_predicted")
     run(rule, helpers.Stream(look=look), 0, 3)
     none = np.zeros(0)
-    assert rule.spreads(none, np.zeros((0, 2)), none, rule.graded.sums) is None
+    assert rule.own_spread(
+      none, np.zeros((0, 2)), none, rule.graded.sums) is None
 
   def test_options_are_checked(self):
     for options, word in (

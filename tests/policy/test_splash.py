@@ -1,5 +1,6 @@
 """The Pallas kernel, interpreted on a CPU, against the update's attention."""
 
+import dataclasses
 import functools
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from vigor_jax import experiment
 from vigor_jax.config import default_config, validate
-from vigor_jax.policy import attention, packing, splash
+from vigor_jax.policy import attention, build, packing, sharding, splash
 
 # Two prompts with two rollouts each, and padding: (copy, rollout, tokens).
 ROW = [(1, 0, 20), (1, 1, 60), (1, 2, 50), (2, 0, 10), (2, 3, 70), (2, 4, 30),
@@ -61,6 +62,20 @@ def test_what_does_not_fit_is_named():
   assert "heads of 64" in splash.misfit(64, 4096, "tpu")
   assert "4000, not a multiple of 128 (nearest: 3968 or 4096)" in (
     splash.misfit(128, 4000, "tpu"))
+
+
+def test_a_mesh_wants_rematerialised_layers_that_split_evenly():
+  config = default_config("arithmetic")
+  config.policy.attention, config.policy.row_length = "splash", 256
+  sizes = dataclasses.replace(
+    build.sizes_of(config, 13), heads=4, kv_heads=2, head_dim=128, vocab=16)
+  placement = sharding.Placement(sharding.make_mesh((1, 1, 1), jax.devices()[:1]))
+  check = functools.partial(build.check_attention, config, sizes, "tpu")
+  check()  # Without a mesh nothing is asked.
+  with pytest.raises(ValueError, match="policy.remat=True"):
+    check(placement)
+  config.policy.remat = True
+  check(placement)
 
 
 def test_a_run_without_a_tpu_is_refused_before_it_begins():

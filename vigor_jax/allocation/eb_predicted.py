@@ -129,7 +129,7 @@ class EbPredicted(eb_effective.EbEffective):
     """Value of opening a prompt, before any verdict: float64 [k]."""
     none = np.zeros(0)
     prior = self.conditional.prior(forecast)
-    spread = self.spreads(none, np.zeros((0, 2)), forecast, self.graded.sums)
+    spread = self.own_spread(none, np.zeros((0, 2)), forecast, self.graded.sums)
     _, (v, noise, _) = self.moments(none, none, prior[:0], prior, spread)
     return v - self.rho / 2 * noise
 
@@ -179,11 +179,11 @@ class EbPredicted(eb_effective.EbEffective):
     mine, others = look.forecast[opened], look.forecast[~opened]
     look.value = self.values(
       n, k, opened, self.conditional.prior(look.forecast),
-      self.spreads(mine, own, others, self.graded.after(mine, own)),
+      self.own_spread(mine, own, others, self.graded.after(mine, own)),
     )  # fmt: skip
     return look.value
 
-  def spreads(self, forecast, own, others, sums):
+  def own_spread(self, forecast, own, others, sums):
     """Each prompt's phi / the common one, as `moments` takes them.
 
     A group that got the same partial reward twice has a mean inside (0, 1) and

@@ -48,6 +48,9 @@ class Mixtures:
     return weights * (self._across @ (self._number / total))[..., 0]
 
   def log_likelihood(self, weights) -> float:
-    """Of all counts, up to what `likelihood` left out."""
+    """Of all counts, up to what `likelihood` left out.
+
+    weights: float [kinds, grid], each kind's distribution.
+    """
     total = self._likelihood @ weights[..., None]
     return float((self._number * np.log(total)).sum())

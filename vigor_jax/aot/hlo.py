@@ -117,6 +117,8 @@ class Module:
         found.update(a for a in line.arrays if a.space == 0)
         if line.op != "fusion":
           todo += line.called(*_BODIES)
+        if line.op == "call":
+          todo += line.called("to_apply")
     return found
 
 

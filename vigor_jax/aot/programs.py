@@ -122,6 +122,7 @@ def with_slots(config, topology, vocab: int):
 
   Raises:
     ConfigError: the mesh does not fit the devices.
+    ValueError: policy.attention cannot be used on them.
     ValueError: not even the fewest slots fit.
   """
   shape = checks.mesh_shape(config, len(topology.devices))
@@ -156,6 +157,8 @@ class Plan:
     shape = checks.mesh_shape(config, len(devices))
     self.placement = sharding.Placement(sharding.make_mesh(shape, devices))
     sharding.check_rows(self.placement, config)
+    build_lib.check_attention(config, self.sizes, devices[0].platform,
+                              self.placement)
     self.params = self.placement.abstract(abstract)
     self.updater = build_lib.updater_of(config, self.graph, self.sizes,
                                         self.placement)

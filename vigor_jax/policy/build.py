@@ -11,6 +11,7 @@ from vigor_jax.policy import families
 from vigor_jax.policy import loss_table
 from vigor_jax.policy import objective as objective_lib
 from vigor_jax.policy import optimizer as optimizer_lib
+from vigor_jax.policy import pieces
 from vigor_jax.policy import sharding
 from vigor_jax.policy import sizes as sizes_lib
 from vigor_jax.policy import splash
@@ -178,12 +179,20 @@ def adapted_of(config, sizes: transformer.Sizes) -> transformer.Sizes | None:
   return dataclasses.replace(sizes, adapters=sizes_lib.Adapters(**lora))
 
 
-def check_attention(config, sizes: transformer.Sizes, platform: str) -> None:
+def check_attention(config, sizes: transformer.Sizes, platform: str,
+                    placement: sharding.Placement | None = None) -> None:
   """Raises ValueError where policy.attention cannot be what it says."""
-  if config.policy.attention == "splash":
-    why = splash.misfit(sizes.head_dim, config.policy.row_length, platform)
-    if why:
-      raise ValueError(f"policy.attention: 'splash' cannot be used: {why}")
+  policy = config.policy
+  if policy.attention != "splash":
+    return
+  why = splash.misfit(sizes.head_dim, policy.row_length, platform)
+  if not why and placement is not None and not (
+      policy.remat
+      and pieces.supported(sizes, placement, policy.row_length)):
+    why = ("on a mesh it needs policy.remat=True, and heads, ffn, vocabulary "
+           "and row length that mesh.tensor divides")
+  if why:
+    raise ValueError(f"policy.attention: 'splash' cannot be used: {why}")
 
 
 def updater_of(config, graph, sizes: transformer.Sizes,

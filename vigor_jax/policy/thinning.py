@@ -1,11 +1,12 @@
 """Fewer rollouts in the update, the same expected gradient.
 
-A rule that finds informative prompts leaves several times as many rollouts
-with signal as a uniform split, and the update has to pay for them. Not all are
-worth it: in a group of 3 successes among 64 each failure has an advantage of
--.05, and 61 of them say what 10 would. The update then takes rollout j with
-probability pi_j and divides its weight by pi_j (Horvitz and Thompson 1952), so
-that the gradient's expectation over the draw is the whole gradient.
+A rule that finds informative prompts leaves up to four times as many rollouts
+with signal as a uniform split does, and the update has to pay for them. Not
+all are worth it: in a group of 3 successes among 64 each failure has an
+advantage of -.05, and 61 of them say what 10 would. The update then takes
+rollout j with probability pi_j and divides its weight by pi_j (Horvitz and
+Thompson 1952), so that the gradient's expectation over the draw is the whole
+gradient.
 
 A rollout's gradient has a squared norm of about (advantage x weight)^2 x
 length, and it costs its length; for a given cost the variance is least at

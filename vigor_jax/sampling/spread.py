@@ -172,7 +172,7 @@ class Attention:
 
 
 def attended(scores: list[Array], values, masks: list[Array], dtype, v=None
-              ) -> tuple[Array, Array]:
+             ) -> tuple[Array, Array]:
   """(out [S, K, H/K, hd], log of the softmax's norm [S, K, H/K]), float32.
 
   Parts of the columns stay apart: put together, all scores would be written
