@@ -22,7 +22,7 @@ Whole steps, the rules taking turns in one process on one core; CPU seconds,
 lower quartiles. The large model is random, so its verdicts are drawn by the
 prompt's level, a pure function of what was asked and answered, and its learning
 rate is next to none, so that all rules keep the same outputs: a share of mixed
-groups as in `sparse_signal`, outputs of up to 25 tokens. About 11 minutes;
+groups as in `sparse_signal`, outputs of up to 25 tokens. About 9 minutes;
 --quick takes a small model in place of the large one.
 """
 
