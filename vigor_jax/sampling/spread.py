@@ -140,7 +140,7 @@ class Attention:
     if not axes:  # All that its slots attend to is here.
       keys, values, seen = (a + b for a, b in zip(prompt, completion))
       out, _ = attended(cache.scores_of(q, keys, k), values, seen, k.dtype,
-                         v)
+                        v)
       return out.reshape(mine, -1, out.shape[-1]).astype(k.dtype), k, v
 
     keys, values, seen = prompt
@@ -148,7 +148,7 @@ class Attention:
     keys, values, seen = completion
     own_q = jax.lax.dynamic_slice_in_dim(q, me * mine, mine, 0)
     completions = attended(cache.scores_of(own_q, keys, k), values, seen,
-                            k.dtype, v)
+                           k.dtype, v)
 
     # [S + s, H, hd] and [S + s, H], of all slots and of the device's own.
     out, lse = (jnp.concatenate([a, b]).reshape(
