@@ -56,14 +56,18 @@ install_environment() {
 
 # state RUN: REPLY is the answer of `status`.
 state() {
-  local folder=$RUNS/$1 current="" code
+  local folder=$RUNS/$1 current="" code alive=no
+  # Before the exit code is looked for: a session that is gone by now has
+  # written it. The other way round, a run that ends between the two looks
+  # would pass for an interrupted one and be started again.
+  if session_alive; then alive=yes; fi
   if [ -f "$RUNS/current" ]; then current=$(< "$RUNS/current"); fi
-  if session_alive && [ "$current" != "$1" ]; then
+  if [ "$alive" = yes ] && [ "$current" != "$1" ]; then
     REPLY="busy $current"
   elif [ -f "$folder/exit_code" ]; then
     code=$(< "$folder/exit_code")
     if [ "$code" = 0 ]; then REPLY=finished; else REPLY="failed $code"; fi
-  elif session_alive; then
+  elif [ "$alive" = yes ]; then
     REPLY=running
   elif [ -f "$folder/started" ]; then
     # Neither running nor ended: the VM was rebooted, or tmux was killed.

@@ -146,3 +146,28 @@ def test_every_script_parses():
   assert {s.name for s in scripts} >= {"tpu_vm.sh", "worker.sh", "local.sh"}
   for script in scripts:
     subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+# A tmux whose session ends, well, while it is being asked for.
+ENDING_TMUX = """#!/bin/bash
+echo 0 > "$HOME/vigor_jax/runs/r/exit_code"
+exit 1
+"""
+
+
+def test_a_run_that_ends_during_the_look_is_finished(tmp_path):
+  run = tmp_path / "vigor_jax/runs/r"
+  run.mkdir(parents=True)
+  (run / "started").write_text("20260101T000000Z\n")
+  (run.parent / "current").write_text("r\n")
+  tmux = tmp_path / "bin/tmux"
+  tmux.parent.mkdir()
+  tmux.write_text(ENDING_TMUX)
+  tmux.chmod(0o755)
+  result = subprocess.run(
+    ["bash", str(LAUNCH / "worker.sh"), "status", "r"],
+    env={"HOME": str(tmp_path), "PATH": f"{tmux.parent}:/usr/bin:/bin"},
+    capture_output=True,
+    text=True,
+  )
+  assert result.stdout == "vigor-worker finished\n"
