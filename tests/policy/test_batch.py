@@ -1,5 +1,6 @@
 """From rollouts to minibatches: order, weights, what is left out, shuffles."""
 
+import collections
 import dataclasses
 import types
 
@@ -364,6 +365,36 @@ def test_thinning_takes_rare_verdicts_first_and_is_addressed():
     assert rollouts_of(loose.minibatches[0]) == rollouts_of(
       step.batch().minibatches[0]
     )
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_thinned_update_takes_equal_rollouts_once(minibatches):
+  # Seven equal failures, and others that only look alike.
+  step = Step(UNEVEN, lengths=[4] * 17)
+  at = (step.buffer.group == 0) & (step.buffer.reward == 0)
+  step.buffer.tokens[at] = [3, 1, 4, 1, 0, 0, 0, 0]
+
+  def sums(batch):
+    total = collections.Counter()
+    for minibatch in batch.minibatches:
+      for completion, advantage, weight in rollouts_of(minibatch):
+        total[completion, advantage] += weight / minibatch.denominator
+    return total
+
+  whole = step.batch(minibatches=minibatches)
+  once = step.batch(minibatches=minibatches, update_rollouts=17)
+  assert whole.active == once.signal == 15
+  assert once.active == {1: 9, 2: 10}[minibatches]
+  assert sums(once).keys() == sums(whole).keys()
+  for key, value in sums(whole).items():
+    assert sums(once)[key] == pytest.approx(value, rel=1e-6)
+  if minibatches == 1:
+    # Drawn by what they weigh together, which is as much as the only success:
+    # alone, a failure would have a chance of 6 / 5.08 / 8.
+    for number in range(10):
+      few = step.batch(step=number, update_rollouts=6)
+      assert few.active == 6
+      assert (3, 1, 4, 1) in [c for c, *_ in rollouts_of(few.minibatches[0])]
 
 
 def test_a_thinned_update_takes_less_memory():

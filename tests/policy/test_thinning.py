@@ -6,6 +6,23 @@ import pytest
 from vigor_jax.policy import thinning
 
 
+def test_equal_rollouts_by_hand():
+  tokens = np.array([[5, 6, 0], [5, 6, 9], [5, 6, 0], [5, 6, 0], [5, 0, 0]])
+  first, inverse = thinning.equal(
+    # The second differs past its end only; the third has another prompt, the
+    # fourth another advantage, the fifth another length.
+    np.array([0, 0, 1, 0, 0]),
+    np.array([0.5, 0.5, 0.5, -0.5, 0.5]),
+    tokens,
+    np.array([2, 2, 2, 2, 1]),
+  )
+  np.testing.assert_array_equal(first, [0, 2, 3, 4])
+  np.testing.assert_array_equal(inverse, [0, 0, 1, 2, 3])
+  none = np.zeros(0, np.int64)
+  first, inverse = thinning.equal(none, none, np.zeros((0, 3), int), none)
+  assert first.shape == inverse.shape == (0,)
+
+
 def test_chances_by_hand():
   # c = 1 / 4: 4 would be drawn surely, the rest share one draw by size.
   np.testing.assert_allclose(

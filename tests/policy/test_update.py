@@ -11,7 +11,7 @@ import pytest
 from vigor_jax.config import default_config
 from vigor_jax.policy import aggregators
 from vigor_jax.policy import batch as batch_lib
-from vigor_jax.policy import optimizer, packing, transformer, update
+from vigor_jax.policy import optimizer, packing, thinning, transformer, update
 from vigor_jax.policy.sizes import Sizes
 
 SIZES = Sizes(layers=1, width=8, heads=2, kv_heads=1, head_dim=4, ffn=8,
@@ -132,6 +132,26 @@ def test_rollouts_without_advantage_may_be_left_out(whole):
   assert keep.sum() == 8
   packed, used = ROLLOUTS.pack(keep=keep, max_micro=5)
   close(step(packed, used)[0], whole[0])
+
+
+@pytest.mark.parametrize("loss", ["grpo", "gspo"])
+def test_equal_rollouts_may_be_one_with_the_sum_of_their_weights(loss):
+  many = [0, 2, 2, 2, 7, 8, 8]
+  each = {
+    f.name: getattr(ROLLOUTS, f.name)[many]
+    for f in dataclasses.fields(Rollouts) if f.name != "prompts"
+  }  # fmt: skip
+  several = dataclasses.replace(ROLLOUTS, **each)
+  first, inverse = thinning.equal(
+    several.group, several.advantages, several.tokens, several.lengths
+  )
+  np.testing.assert_array_equal(first, [0, 1, 4, 5])
+  weights = np.bincount(inverse, several.weights).astype(np.float32)
+  one = dataclasses.replace(
+    ROLLOUTS, **{k: v[first] for k, v in each.items()} | {"weights": weights}
+  )
+  objective = update.Objective(loss=loss)
+  close(step(*one.pack(), objective)[0], step(*several.pack(), objective)[0])
 
 
 def test_the_gradient_is_the_derivative_of_the_loss(whole):

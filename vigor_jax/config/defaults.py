@@ -133,8 +133,9 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     kl=config_dict.create(coef=0.0, form="k3"),
     updates_per_step=1,
     minibatches=1,
-    # At most so many rollouts of a step in its update, drawn by their weight
-    # in it and weighted up: the same expected gradient. 0: all with signal.
+    # At most so many rollouts of a step in its update: equal ones as one, the
+    # others drawn by their weight in it and weighted up, so that the expected
+    # gradient is the same. 0: all with signal.
     update_rollouts=0,
     old_logprobs="sampler",
     rollout_is_cap=0.0,  # Cap of the sampler/trainer weights; 0: off.

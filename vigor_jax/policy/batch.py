@@ -36,7 +36,8 @@ class Estimator:
     eps, ddof: of the standard deviation (advantage "grpo").
     keep_all: keep rollouts with zero advantage (a KL term needs them).
     minibatches: optimiser steps that share the rollouts out among them.
-    update_rollouts: at most so many rollouts of a step in its update; 0: all.
+    update_rollouts: at most so many rollouts of a step in its update, equal
+      ones counted once; 0: all.
     row_length, rows_per_micro: shape of a packed micro-batch.
     max_new_tokens: longest completion.
   """
@@ -166,31 +167,39 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
     use = np.ones(len(part), bool)
     if not estimator.keep_all:
       use = (advantage[part] != 0) & (weight[part] != 0)
-    rows, factor = part[use], 1.0
-    signal += len(rows)
+    rows = part[use]
+    used, taken = weight, rows
     if estimator.update_rollouts:
-      rows, factor = _thinned(rows, advantage, weight, estimator, seed, step,
-                              len(minibatches))
+      taken, used = _thinned(rows, group, buffer, order, advantage, weight,
+                             estimator, seed, step, len(minibatches))
+    signal += len(rows)
     packed, num_micro = packing.pack(
-        group[rows], prompts, buffer.tokens[order[rows]], lengths[rows],
-        advantage[rows], weight[rows] * factor, buffer.logprobs[order[rows]],
+        group[taken], prompts, buffer.tokens[order[taken]], lengths[taken],
+        advantage[taken], used[taken], buffer.logprobs[order[taken]],
         row_length=estimator.row_length,
         rows_per_micro=estimator.rows_per_micro,
         max_micro=estimator.max_micro(buffer.budget))
     minibatches.append(
         Minibatch(packed, num_micro, denominator / len(parts)))
-    active += len(rows)
+    active += len(taken)
     shares.append(packing.useful_share(packed))
   return Batch(minibatches, advantage, order, active, signal,
                float(np.mean(shares)))
 
 
-def _thinned(rows, advantage, weight, estimator, seed, step, minibatch):
-  """The rows to keep for an optimiser step and their weights' factors."""
+def _thinned(rows, group, buffer, order, advantage, weight, estimator, seed,
+             step, minibatch):
+  """The rows to keep for an optimiser step, and all rows' new weights."""
+  at = order[rows]
+  first, inverse = thinning.equal(group[rows], advantage[rows],
+                                  buffer.tokens[at], buffer.lengths[at])
+  summed = np.bincount(inverse, weight[rows], len(first))
+  rows = rows[first]
   number = estimator.update_rollouts // estimator.minibatches
-  size = np.abs(advantage[rows] * weight[rows])
-  probability = thinning.probabilities(size, number)
+  probability = thinning.probabilities(np.abs(advantage[rows] * summed), number)
   start = addressed.addressed_uniform(seed, step, minibatch, [0],
                                       _THINNING_PURPOSE)[0]
   kept = thinning.draw(probability, start)
-  return rows[kept], (1.0 / probability[kept]).astype(np.float32)
+  result = weight.copy()
+  result[rows[kept]] = summed[kept] / probability[kept]
+  return rows[kept], result

@@ -1,5 +1,9 @@
 """Fewer rollouts in the update, the same expected gradient.
 
+Equal rollouts first: where outputs are short, many rollouts of a prompt are
+the same, token for token, and so are their gradients. One of them with the sum
+of their weights is the same update, exactly.
+
 A rule that finds informative prompts leaves up to four times as many rollouts
 with signal as a uniform split does, and the update has to pay for them. Not
 all are worth it: in a group of 3 successes among 64 each failure has an
@@ -16,6 +20,34 @@ pi_j proportional to |advantage x weight|, at most 1 (Neyman's allocation).
 from __future__ import annotations
 
 import numpy as np
+
+
+def equal(group: np.ndarray, advantage: np.ndarray, tokens: np.ndarray,
+          lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Which rollouts are one and the same.
+
+  Equal are rollouts of one prompt with the same tokens and the same advantage
+  (verdicts with noise may give equal tokens different ones, which a clipped
+  loss does not treat alike).
+
+  Args:
+    group, lengths: int [N].
+    advantage: float [N].
+    tokens: int [N, L]; those past a rollout's length do not count.
+
+  Returns:
+    (first int [M], ascending: the first of each kind;
+    inverse int [N]: which of the M each rollout is).
+  """
+  known: dict[tuple, int] = {}
+  first, inverse = [], np.zeros(len(group), np.int64)
+  rows = zip(group.tolist(), advantage.tolist(), lengths.tolist())
+  for i, (g, a, length) in enumerate(rows):
+    key = (g, a, tokens[i, :length].tobytes())
+    inverse[i] = known.setdefault(key, len(first))
+    if inverse[i] == len(first):
+      first.append(i)
+  return np.array(first, np.int64), inverse
 
 
 def probabilities(size: np.ndarray, number: int) -> np.ndarray:
