@@ -85,10 +85,20 @@ environment() {
 
 # end_all SIGNAL: to every process that still runs.
 end_all() {
-  local process
-  for process in ${PIDS[@]+"${PIDS[@]}"}; do
-    kill "-$1" "$process" 2> /dev/null
+  local index
+  for index in ${PIDS[@]+"${!PIDS[@]}"}; do
+    if [ -n "${CODES[$index]:-}" ]; then continue; fi
+    kill "-$1" "${PIDS[$index]}" 2> /dev/null
   done
+}
+
+# show FILE: what was added to it since the last time. SHOWN counts its bytes.
+show() {
+  local size
+  size=$(wc -c < "$1")
+  if [ "$size" -le "$SHOWN" ]; then return; fi
+  tail -c "+$((SHOWN + 1))" "$1" | head -c "$((size - SHOWN))"
+  SHOWN=$((size))
 }
 
 # alive: REPLY is how many still run; collects the exit codes of the others in
@@ -111,13 +121,13 @@ alive() {
 
 # run_processes: start them, wait, and end the rest when one has failed.
 run_processes() {
-  local index logs waited=0 shown
+  local index logs waited=0
   # Logs must be on this machine even when the workdir is not.
   logs=$WORKDIR/launch
   case $WORKDIR in
     gs://*) logs=$PWD/runs/$(basename "$WORKDIR")/launch ;;
   esac
-  PIDS=() CODES=() FAILED=no
+  PIDS=() CODES=() FAILED=no SHOWN=0
   if [ "$DRY_RUN" = no ]; then
     mkdir -p "$logs" || exit "$BAD_ARGUMENT"
     trap 'end_all TERM; wait; exit 130' INT TERM
@@ -132,8 +142,6 @@ run_processes() {
     PIDS+=($!)
   done
   if [ "$DRY_RUN" = yes ]; then printf 'wait\n'; return; fi
-  tail -n +1 -f "$logs/process-0.log" &
-  shown=$!
   while alive; [ "$REPLY" -gt 0 ]; do
     if [ "$FAILED" = yes ]; then waited=$((waited + 1)); fi
     if [ "$waited" -gt $((GRACE * 5)) ]; then
@@ -141,10 +149,10 @@ run_processes() {
         "ending them"
       end_all KILL
     fi
+    show "$logs/process-0.log"
     sleep 0.2
   done
-  sleep 0.2
-  kill "$shown" 2> /dev/null
+  show "$logs/process-0.log"
   if [ "$FAILED" = no ]; then return; fi
   for index in "${!CODES[@]}"; do
     if [ "${CODES[$index]}" -eq 0 ]; then continue; fi

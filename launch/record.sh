@@ -107,21 +107,24 @@ refuse_moved_record() {
   fi
 }
 
-# take_lock: two watchers of one name would undo each other's work.
+# take_lock: two watchers of one name would undo each other's work. The lock is
+# a link to the number of its owner: made, owner and all, in one step.
 take_lock() {
-  local lock=$RECORDS/$NAME.lock owner
-  if ! mkdir "$lock" 2> /dev/null; then
-    owner=$(cat "$lock/pid" 2> /dev/null || true)
+  local lock=$RECORDS/$NAME.watcher owner tries=0
+  until ln -s "$$" "$lock" 2> /dev/null; do
+    owner=$(readlink "$lock")
     if [ -n "$owner" ] && kill -0 "$owner" 2> /dev/null; then
       die "$BAD_ARGUMENT" "process $owner already watches $NAME" \
         "end it first: kill $owner"
     fi
     # Its owner is gone (killed, rebooted): take over.
-  fi
-  printf '%s\n' "$$" > "$lock/pid"
+    rm -f "$lock"
+    tries=$((tries + 1))
+    if [ "$tries" -ge 10 ]; then die "$BAD_ARGUMENT" "cannot make $lock"; fi
+  done
   LOCK=$lock
 }
 
 release_lock() {
-  if [ -n "$LOCK" ]; then rm -rf "$LOCK"; fi
+  if [ -n "$LOCK" ] && [ "$(readlink "$LOCK")" = "$$" ]; then rm -f "$LOCK"; fi
 }

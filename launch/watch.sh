@@ -102,10 +102,13 @@ setup_workers() {
   url=$WORKDIR/launch/code/$CODE.tar.gz
   SIMULATED_WORKERS=ready
   # Unpacked beside its place, then moved: a lost connection leaves no half.
-  on_workers "set -e; d=$folder; if [ ! -f \$d/launch/worker.sh ]; then\
+  # One at a time: what a lost connection left may still be unpacking.
+  on_workers "set -e; d=$folder; mkdir -p \$HOME/vigor_jax;\
+ (flock 9; if [ ! -f \$d/launch/worker.sh ]; then\
  rm -rf \$d.new; mkdir -p \$d.new;\
  gcloud storage cat $url | tar -xz -C \$d.new;\
- rm -rf \$d; mv \$d.new \$d; fi; $inputs bash \$d/launch/worker.sh setup"
+ rm -rf \$d; mv \$d.new \$d; fi; $inputs) 9> \$HOME/vigor_jax/unpack.lock;\
+ bash \$d/launch/worker.sh setup"
 }
 
 start_workers() {

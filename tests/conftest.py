@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import signal
 
 import pytest
 
@@ -11,6 +12,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Numbers are compared bit for bit on the CPU, wherever the tests run.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# What is started in the background or by nohup ignores these two, and so would
+# every program that a test starts in order to send it one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+  signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

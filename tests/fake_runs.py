@@ -139,7 +139,7 @@ def until_stopped(task, report):
   stopped = []
   signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
   report({"step": 1})
-  for _ in range(600):
+  for _ in range(6000):
     if stopped:
       pathlib.Path(task).write_text("saved")
       raise KeyboardInterrupt
@@ -175,5 +175,7 @@ def run_cell(task, report, *, workdir):
   summary = {"total_steps": values["total_steps"],
              "rollouts": curve[-1]["rollouts"],
              "curve": [c for c in curve if "eval/accuracy" in c]}
-  (folder / "summary.json").write_text(json.dumps(summary))
+  # As a run does: whole, or not there. A worker may be ended at any instant.
+  (folder / "summary.new").write_text(json.dumps(summary))
+  (folder / "summary.new").rename(folder / "summary.json")
   return summary

@@ -4,9 +4,9 @@ import ast
 import dataclasses
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -592,12 +592,15 @@ def test_a_run_meant_for_another_topology_is_refused():
 
 
 def _program(root, *arguments):
-  begin = time.monotonic()
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
   done = subprocess.run(
     [sys.executable, "-m", "vigor_jax.config", *arguments],
-    cwd=root, capture_output=True, text=True, timeout=60,
+    cwd=root, capture_output=True, text=True, timeout=300,
   )
-  return done, time.monotonic() - begin
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  # Of the processor: others may be at work beside.
+  return done, (after.ru_utime + after.ru_stime
+                - before.ru_utime - before.ru_stime)
 
 
 def test_a_typo_ends_within_five_seconds_without_a_traceback(root):
@@ -632,5 +635,5 @@ def test_importing_the_configuration_is_light(root):
     "heavy = {'jax', 'tensorflow', 'seqio', 'flax', 'matplotlib'}; "
     "sys.exit(len(heavy & set(sys.modules)))"
   )
-  done = subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60)
+  done = subprocess.run([sys.executable, "-c", code], cwd=root, timeout=300)
   assert done.returncode == 0

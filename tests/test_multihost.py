@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -207,10 +208,21 @@ def test_remote_workdirs_are_mirrored(tmp_path, monkeypatch):
 # Whole runs.
 
 
+def _free_port():
+  """A port that nothing else is given before the coordinator takes it."""
+  while True:
+    # Below those that the system hands out by itself.
+    port = random.SystemRandom().randrange(10_000, 30_000)
+    with socket.socket() as probe:
+      try:
+        probe.bind(("127.0.0.1", port))
+        return port
+      except OSError:
+        continue
+
+
 def _start(root, workdir, processes, devices, *overrides, command=None):
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
+  port = _free_port()
   command = [sys.executable, *(command or (
     "-m", "vigor_jax.train", f"--config={root}/tests/multihost_config.py",
     f"--workdir={workdir}")), *overrides]
@@ -393,8 +405,13 @@ def test_a_lost_process_ends_the_job(root, tmp_path, number):
 def test_a_signal_to_one_process_stops_all_after_the_same_step(root, tmp_path):
   workdir = str(tmp_path / "run")
   running = _start(root, workdir, 2, 2, "--config.total_steps=100000")
-  _until(f"{workdir}.0.log", " 4/100000")
-  running[1].send_signal(signal.SIGTERM)
-  codes = [process.wait(timeout=120) for process in running]
+  try:
+    _until(f"{workdir}.0.log", " 4/100000")
+    running[1].send_signal(signal.SIGTERM)
+    codes = [process.wait(timeout=240) for process in running]
+  finally:
+    for process in running:
+      process.kill()
+      process.wait()
   assert codes == [128 + signal.SIGTERM] * 2
   assert "stopped by SIGTERM after step" in open(f"{workdir}.0.log").read()

@@ -30,6 +30,7 @@ mkdir -p "$run"
 printf '%s\\n' "$@" > "$run/argv-$FAKE_HOST"
 step=$(cat "$run/checkpoint" 2> /dev/null || echo 0)
 echo "start $step" >> "$run/starts-$FAKE_HOST"
+touch "$HOME/training"
 while [ "$step" -lt 4 ]; do
   sleep 0.04
   if [ -f "$run/crash" ]; then echo "ValueError: made up"; exit 1; fi
@@ -60,7 +61,9 @@ fi
 TMUX = """#!/bin/bash
 pid=$TMUX_TMPDIR/session
 case $1 in
-  has-session) kill -0 "$(cat "$pid" 2> /dev/null)" 2> /dev/null ;;
+  has-session) # one that has ended may stay listed, as a zombie
+    grep -q '^State:.[^Z]' "/proc/$(cat "$pid" 2> /dev/null)/status" \
+      2> /dev/null ;;
   new-session) setsid bash -c "$5" < /dev/null > /dev/null 2>&1 &
     echo $! > "$pid" ;;
   kill-session) kill -HUP "$(cat "$pid" 2> /dev/null)" ;;
@@ -113,6 +116,8 @@ class World:
   def starts(self, host):
     """The checkpoint step at each start of the trainer on one worker."""
     path = self.run_folder / f"starts-{host}"
+    if not path.exists():
+      return []
     return [int(line.split()[1]) for line in path.read_text().splitlines()]
 
   @property
@@ -162,7 +167,7 @@ class World:
       "--spot",
     ]
 
-  def wait_for(self, condition, seconds=60):
+  def wait_for(self, condition, seconds=180):
     end = time.monotonic() + seconds
     while not condition():
       assert time.monotonic() < end, "waited in vain"

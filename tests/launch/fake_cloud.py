@@ -199,7 +199,7 @@ class FakeCloud:
       self.provision(request)
     elif answer == "ACTIVE" and harm not in (None, "setup"):
       hidden = isinstance(harm, tuple)
-      if self.step() >= (harm[0] if hidden else harm):
+      if self.step() >= (harm[0] if hidden else harm) and self.training(request):
         self.take_away(request, hidden)
     return f"{answer}\n".encode()
 
@@ -303,19 +303,36 @@ class FakeCloud:
 
   def kill(self, mark):
     """Ends the processes whose environment holds the mark."""
+    # Twice none: one that is just being born shows no environment yet.
+    quiet = 0
+    while quiet < 2:
+      quiet = 0 if self.kill_once(mark.encode()) else quiet + 1
+
+  def kill_once(self, mark):
+    found = False
     for entry in pathlib.Path("/proc").iterdir():
       if entry.name.isdigit():
         try:
-          if mark.encode() in (entry / "environ").read_bytes():
+          if mark in (entry / "environ").read_bytes():
+            found = True
             os.kill(int(entry.name), 9)
         except OSError:
           continue  # it ended by itself, or is not ours to see
+    return found
 
   # --------------------------------------------------------------- trainer
 
   def step(self):
     path = self.root / "gs/bucket/run/checkpoint"
     return int(path.read_text()) if path.exists() else 0
+
+  def training(self, request):
+    """Whether the trainer has begun on every worker of a request."""
+    return all(
+      (self.root / "vms" / node / str(worker) / "training").exists()
+      for node in request["planned"]
+      for worker in range(self.workers)
+    )
 
   def hold(self, step):
     """Makes the trainer wait once it has made this step; None: no longer."""

@@ -163,7 +163,7 @@ def test_crash_restarts_from_the_checkpoint(world):
   world.cloud.hold(None)
   world.wait_for(lambda: world.count("worker.sh stop") > 0)
   (world.run_folder / "crash").unlink()
-  _, err = process.communicate(timeout=60)
+  _, err = process.communicate(timeout=180)
   assert process.returncode == 0, err
   assert world.steps == ALL
   assert "ValueError: made up" in err
@@ -189,7 +189,7 @@ def test_lost_terminal_loses_nothing(world):
   assert second.returncode == 2
   assert f"process {process.pid} already watches v" in second.stderr
   process.send_signal(signal.SIGHUP)
-  _, err = process.communicate(timeout=60)
+  _, err = process.communicate(timeout=180)
   assert process.returncode == 130
   assert "launch/tpu_vm.sh resume --name=v" in err
   assert "launch/tpu_vm.sh delete --name=v" in err
@@ -206,7 +206,7 @@ def test_detached_watch_survives_deletes_and_is_not_paid_for_twice(world):
   assert result.returncode == 0, result.stderr
   assert "watching in the background" in result.stderr
   log = world.home / ".vigor_jax/launch/v.watch.log"
-  world.wait_for(lambda: log.exists() and "deleted v" in log.read_text(), 60)
+  world.wait_for(lambda: log.exists() and "deleted v" in log.read_text())
   assert world.steps == ALL
   assert world.cloud.requests == {}
   assert world.count("queued-resources create") == 2

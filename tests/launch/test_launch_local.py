@@ -1,5 +1,7 @@
 """local.sh: one process, fake devices, several processes that form one job."""
 
+import signal
+
 import pytest
 
 # Writes down how it was started; one process can be told to fail, the others
@@ -85,6 +87,18 @@ def test_one_dead_process_ends_the_job(local):
   assert "process 1 ended with 7" in result.stderr
   assert "ValueError: made up" in result.stderr
   assert "the others did not notice within 0 s" in result.stderr
+
+
+def test_a_job_that_is_told_to_end_ends(world, local):
+  job = world.popen(
+    "--config=configs/tiny.py", f"--workdir={local.workdir}",
+    "--python=fake_python", "--processes=2", "--", "--config.fail=9",
+    script="local.sh",
+  )  # fmt: skip
+  world.wait_for(lambda: (local.workdir / "env-1").exists())
+  job.send_signal(signal.SIGTERM)
+  job.communicate(timeout=60)
+  assert job.returncode == 130
 
 
 def test_dry_run_runs_nothing(local):

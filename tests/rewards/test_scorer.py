@@ -37,13 +37,12 @@ def test_pool_keeps_the_order_of_completions():
     np.testing.assert_array_equal(out, np.float32([0.1, 0.2, 0.3, 0.4]))
 
 
-def test_submit_returns_before_the_verdicts():
-  with rewards.Scorer("sample_rewards:slow_first", workers=1) as scorer:
-    scorer.score(["0"], ["0"])
-    start = time.monotonic()
-    handle = scorer.submit(["1"], ["0.5"])
-    assert time.monotonic() - start < 0.3
+def test_submit_returns_before_the_verdicts(tmp_path):
+  go_on = tmp_path / "go_on"
+  with rewards.Scorer("sample_rewards:waits_for", workers=1) as scorer:
+    handle = scorer.submit(["1"], [str(go_on)])
     assert not scorer.done(handle)
+    go_on.touch()
     np.testing.assert_array_equal(scorer.collect(handle), [1])
     assert scorer.done(handle)
 
@@ -166,13 +165,20 @@ def test_limits_cost_one_verdict_and_no_other():
     start = time.monotonic()
     out = scorer.score(["a", "spin", "b", "sleep", "big", "c"], [""] * 6)
     np.testing.assert_array_equal(out, [1, 0, 1, 0, 0, 1])
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 100
 
 
 def test_a_limit_without_a_stated_verdict_is_an_error():
   with rewards.Scorer("sample_rewards:hangs", workers=1) as scorer:
     with pytest.raises(rewards.RewardError, match="wall limit"):
       scorer.score(["x"], [""])
+
+
+def test_waiting_for_a_core_is_not_counted(monkeypatch):
+  waited = iter([0.0, 0.0, *[2.0] * 99])  # of "warm", then of the verdict
+  monkeypatch.setattr(pool_lib, "_waited", lambda pid: next(waited))
+  with rewards.Scorer("sample_rewards:naps", workers=1) as scorer:
+    np.testing.assert_array_equal(scorer.score(["2"], [""]), [1])
 
 
 def test_a_worker_that_does_not_start_is_no_verdict(monkeypatch):
@@ -201,7 +207,7 @@ def test_a_script_without_a_main_guard_can_use_the_pool(tmp_path):
     "print(*s.pids)\n"
   )
   out = subprocess.run(
-    [sys.executable, str(script)], capture_output=True, text=True, timeout=60
+    [sys.executable, str(script)], capture_output=True, text=True, timeout=300
   )
   assert out.returncode == 0, out.stderr
   first, verdicts, pids = out.stdout.splitlines()
@@ -210,7 +216,7 @@ def test_a_script_without_a_main_guard_can_use_the_pool(tmp_path):
 
 
 def _await_death(pids):
-  deadline = time.monotonic() + 10
+  deadline = time.monotonic() + 60
   alive = set(pids)
   while alive and time.monotonic() < deadline:
     for pid in list(alive):
@@ -288,7 +294,7 @@ def test_a_hung_worker_ends_with_a_killed_trainer():
   assert os.path.exists(f"/proc/{worker}")
   trainer.kill()
   trainer.wait()
-  deadline = time.monotonic() + 10
+  deadline = time.monotonic() + 60
   while _alive(worker):
     assert time.monotonic() < deadline
     time.sleep(0.05)

@@ -94,7 +94,7 @@ def server(root, *arguments, seconds=180):
     if process.poll() is None:
       process.send_signal(signal.SIGTERM)
       try:
-        process.wait(30)
+        process.wait(120)
       except subprocess.TimeoutExpired:
         process.kill()
         raise

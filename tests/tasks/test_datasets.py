@@ -312,7 +312,7 @@ def hub():
 @pytest.fixture
 def run(tmp_path, hub, capsys):
   def call(*arguments):
-    code = fetch.main([*arguments, f"--hub={hub}", "--timeout=5"])
+    code = fetch.main([*arguments, f"--hub={hub}", "--timeout=60"])
     out = capsys.readouterr()
     return code, out.out, out.err
 

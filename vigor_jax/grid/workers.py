@@ -190,7 +190,8 @@ def _listen(worker: _Worker, notify: Notify) -> None:
   except (EOFError, ConnectionResetError):
     worker.process.join()
     task, worker.task = worker.task, None
-    notify("failed", task, _death(worker.process.exitcode, worker.log))
+    if task is not None:  # one that died idle is replaced for the next task
+      notify("failed", task, _death(worker.process.exitcode, worker.log))
 
 
 def _death(code: int, log: pathlib.Path) -> str:

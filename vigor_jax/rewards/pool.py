@@ -65,7 +65,7 @@ class _Worker:
     env = dict(os.environ)
     # A reward that touches numerics must not take the accelerator or all cores.
     env.update(JAX_PLATFORMS="cpu", OMP_NUM_THREADS="1")
-    arguments = json.dumps([child_in, child_out, sys.path])
+    arguments = json.dumps([child_in, child_out, sys.path, os.getpid()])
     try:
       self._process = subprocess.Popen(
         [sys.executable, "-c", _START, arguments],
@@ -93,14 +93,20 @@ class _Worker:
     """Sends a message and waits for the reply.
 
     Returns ("wall", None) when `wall` seconds pass, ("died", exit status) when
-    the process ends first; in both cases the worker must be closed.
+    the process ends first; in both cases the worker must be closed. Seconds in
+    which the worker waited for a core do not count (until ten times `wall`), so
+    that a busy machine changes no verdict.
     """
     try:
       worker.write_message(self._requests, message)
-      timeout = None if wall is None else max(0.0, wall)
-      ready, _, _ = select.select([self._replies_fd], [], [], timeout)
-      if not ready:
-        return "wall", None
+      begun, waited = time.monotonic(), _waited(self.pid)
+      left = wall
+      while not select.select([self._replies_fd], [], [], left)[0]:
+        passed = time.monotonic() - begun
+        counted = passed - (_waited(self.pid) - waited)
+        left = min(wall - counted, 10 * wall - passed)
+        if left <= 0:
+          return "wall", None
       return worker.read_message(self._replies)
     except (EOFError, OSError):
       try:
@@ -116,12 +122,22 @@ class _Worker:
         stream.close()
 
 
+def _waited(pid: int) -> float:
+  """Seconds a process was ready to run and had no core; 0 if not known."""
+  try:
+    with open(f"/proc/{pid}/schedstat", "rb") as sched:
+      return int(sched.read().split()[1]) / 1e9
+  except (OSError, IndexError):
+    return 0.0
+
+
 class Pool:
   """Judges completions in `workers` processes.
 
   A reward function states its limits as attributes:
     time_limit: CPU seconds per verdict (kernel-enforced; twice that plus one
-      second of wall time ends a sleeper). None: it supervises itself. Absent:
+      second of wall time ends a sleeper; waiting for a core is not counted,
+      see `_Worker.ask`). None: it supervises itself. Absent:
       DEFAULT_TIME_LIMIT of wall time.
     memory_limit: bytes a verdict may allocate.
     timeout_verdict: the verdict when a limit is hit. Absent: RewardError.

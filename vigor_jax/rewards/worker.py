@@ -94,7 +94,7 @@ def _judge(fn, name, completion, answer, kwargs, index) -> tuple[str, Any]:
     return "error", str(error)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
   """Linux: has the kernel end this process when the trainer is gone.
 
   An idle worker notices by its pipe; one that a reward keeps for ever would
@@ -102,13 +102,17 @@ def _end_with_parent() -> None:
   """
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != parent:  # It went before the kernel was asked.
+    os._exit(1)
 
 
-def main(requests_fd: int, replies_fd: int, parent_paths: list[str]) -> None:
+def main(
+  requests_fd: int, replies_fd: int, parent_paths: list[str], parent: int
+) -> None:
   """Serves requests until the pipe closes."""
   global _supervised
   _supervised = True
-  _end_with_parent()
+  _end_with_parent(parent)
   sys.path[:] = parent_paths
   for fd in (requests_fd, replies_fd):
     os.set_inheritable(fd, False)
