@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vigor_jax.tasks import base
-from vigor_jax.tasks.characters import CharacterVocabulary
+from vigor_jax.tasks.characters import Vocabulary
+from vigor_jax.tasks.rows import DrawnPrompts, Rows
 from vigor_jax.tasks.stream import (
   BLOCK,
   FixedSource,
@@ -82,51 +83,6 @@ class Options:
       )
 
 
-@dataclasses.dataclass
-class Rows:
-  """Drawn examples as padded arrays; pad is 0.
-
-  Attributes:
-    prompts: int32 [rows, n] prompt ids, 0 from prompt_lengths on.
-    prompt_lengths: int [rows].
-    completions: int32 [rows, m] gold ids, EOS included.
-    completion_lengths: int [rows], EOS included.
-    levels: int [rows] number of badly taught steps.
-    metadata: further arrays [rows, ...], by keyword of the reward.
-  """
-
-  prompts: np.ndarray
-  prompt_lengths: np.ndarray
-  completions: np.ndarray
-  completion_lengths: np.ndarray
-  levels: np.ndarray
-  metadata: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-
-  def keep(self, rows: np.ndarray | slice) -> "Rows":
-    """The given rows of every array."""
-    arrays = [
-      getattr(self, f.name)[rows] for f in dataclasses.fields(self)[:-1]
-    ]
-    return Rows(*arrays, {k: v[rows] for k, v in self.metadata.items()})
-
-  @staticmethod
-  def concatenate(parts: list["Rows"]) -> "Rows":
-    """All parts in one."""
-    arrays = [
-      np.concatenate([getattr(part, f.name) for part in parts])
-      for f in dataclasses.fields(Rows)[:-1]
-    ]
-    keys = parts[0].metadata
-    metadata = {k: np.concatenate([p.metadata[k] for p in parts]) for k in keys}
-    return Rows(*arrays, metadata)
-
-  def lists(self) -> base.SftBatch:
-    """Prompt ids and completion ids without padding."""
-    prompts = zip(self.prompts, self.prompt_lengths.tolist())
-    completions = zip(self.completions, self.completion_lengths.tolist())
-    return [row[:n] for row, n in prompts], [row[:n] for row, n in completions]
-
-
 # (rng, operations, easy, hard, label_noise) -> Rows, a row per flag of the two
 # bool masks; easy rows are solved by the warm start, hard ones nearly never.
 Rule = Callable[
@@ -178,32 +134,13 @@ def draw(
   return Rows.concatenate(parts).keep(slice(rows))
 
 
-def as_prompts(
-  rows: Rows, vocabulary: CharacterVocabulary, first_position: int
-) -> Prompts:
-  """Rows as prompts at consecutive positions."""
-  positions = np.arange(first_position, first_position + len(rows.levels))
-  columns = {"level": rows.levels.tolist()}
-  columns |= {key: value.tolist() for key, value in rows.metadata.items()}
-  names = list(columns)
-  metadata = [dict(zip(names, values)) for values in zip(*columns.values())]
-  return Prompts(
-    positions,
-    positions.copy(),
-    rows.lists()[0],
-    vocabulary.decode_batch(rows.prompts, rows.prompt_lengths),
-    vocabulary.decode_batch(rows.completions, rows.completion_lengths),
-    metadata,
-  )
-
-
 class Drawn:
   """One drawn task's splits for one setting of its options."""
 
   def __init__(
     self,
     rule: Rule,
-    vocabulary: CharacterVocabulary,
+    vocabulary: Vocabulary,
     options: Options,
   ):
     options.validate()
@@ -216,7 +153,7 @@ class Drawn:
     rows = draw(
       self._rule, rng, BLOCK, operations, difficulty, held_out=held_out
     )
-    return as_prompts(rows, self._vocabulary, block * BLOCK)
+    return DrawnPrompts.at(block * BLOCK, rows, self._vocabulary)
 
   def train_block(self, seed: int, block: int) -> Prompts:
     """Training prompts at positions block * BLOCK and on."""
@@ -286,7 +223,7 @@ class Drawn:
 def build(
   name: str,
   rule: Rule,
-  vocabulary: CharacterVocabulary,
+  vocabulary: Vocabulary,
   options: Options,
   *,
   max_prompt_length: int,

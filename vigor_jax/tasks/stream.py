@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 BLOCK = 256  # fresh prompts are drawn this many at a time
-_CACHED_BLOCKS = 16
+# Blocks kept: those not opened lie scattered over the last thousands.
+_CACHED_BLOCKS = 64
+_CACHED_ORDERS = 16
 
 
 def addressed_rng(seed: int, stream: str, *address: int) -> np.random.Generator:
@@ -78,9 +80,13 @@ class Prompts:
   @staticmethod
   def concatenate(parts: Sequence["Prompts"]) -> "Prompts":
     """All parts in one, in order; at least one part."""
+    return parts[0].joined(parts[1:])
+
+  def joined(self, others: Sequence["Prompts"]) -> "Prompts":
+    """These and others in one, in order."""
     joined = []
     for field in dataclasses.fields(Prompts):
-      values = [getattr(p, field.name) for p in parts]
+      values = [getattr(p, field.name) for p in (self, *others)]
       if isinstance(values[0], np.ndarray):
         joined.append(np.concatenate(values))
       else:
@@ -112,21 +118,22 @@ class FreshSource:
 
   def _block(self, seed: int, block: int) -> Prompts:
     key = (seed, block)
-    if key not in self._blocks:
+    found = self._blocks.pop(key, None)
+    if found is None:
       if len(self._blocks) >= _CACHED_BLOCKS:
         del self._blocks[next(iter(self._blocks))]
-      self._blocks[key] = self._draw(seed, block)
-    return self._blocks[key]
+      found = self._draw(seed, block)
+    self._blocks[key] = found  # The last used goes last.
+    return found
 
   def at(self, seed: int, positions: np.ndarray) -> Prompts:
     positions = np.asarray(positions, np.int64)
-    # Runs of positions within one block, in order: usually one to three.
-    edges = np.flatnonzero(np.diff(positions // BLOCK)) + 1
-    parts = []
-    for run in np.split(positions, edges):
-      first = int(run[0]) // BLOCK
-      parts.append(self._block(seed, first).take(run - first * BLOCK))
-    prompts = Prompts.concatenate(parts)
+    # Runs of positions within one block, in order: usually few.
+    block = positions // BLOCK
+    begins = np.diff(block, prepend=-1) != 0
+    parts = [self._block(seed, int(b)) for b in block[begins]]
+    rows = (np.cumsum(begins) - 1 - block) * BLOCK + positions
+    prompts = Prompts.concatenate(parts).take(rows)
     prompts.positions, prompts.uids = positions, positions.copy()
     return prompts
 
@@ -144,7 +151,7 @@ class FixedSource:
   def _order(self, seed: int, epoch: int) -> np.ndarray:
     key = (seed, epoch)
     if key not in self._orders:
-      if len(self._orders) >= _CACHED_BLOCKS:
+      if len(self._orders) >= _CACHED_ORDERS:
         del self._orders[next(iter(self._orders))]
       rng = addressed_rng(seed, "epoch", epoch)
       self._orders[key] = rng.permutation(self.size)
