@@ -176,6 +176,10 @@ def test_the_named_allocators_own_field_is_the_nearest(example):
     ("sampling.prompt_buckets=()", ["prompt_buckets", "()"]),
     ("sampling.temperature=0", ["sampling.temperature", "more than 0"]),
     ("sampling.max_new_tokens=49", ["policy.row_length", "57 or more"]),
+    ("policy.row_buckets=16,8", ["policy.row_buckets: (16, 8)",
+                                 "policy.row_length"]),
+    ("policy.row_length=60 policy.row_buckets=16",
+     ["policy.row_buckets: (16,)", "2, 3, 4, 5, 6, 10, 12, 15, 20, 30"]),
     ("policy.minibatches=257", ["policy.minibatches", "rollout_budget=256"]),
     (
       "policy.minibatches=4 policy.update_rollouts=3",

@@ -302,6 +302,26 @@ def test_rollouts_left_out_of_the_update_take_none_of_its_time():
     -(16 * 4 + 2 * 8 * 3) // (16 * 0.85))
 
 
+def _plan(**changes):
+  config = tiny_runs.config(policy__rows_per_microbatch=1,
+                            sampling__max_new_tokens=12, **changes)
+  return programs.Plan(config, jax.devices()[:1],
+                       programs.workload_of(config, 0.25), 13)
+
+
+def test_shorter_rows_take_their_share_of_the_micro_batches():
+  one, two = _plan(), _plan(policy__row_buckets=(8,))
+  (update, *_), (both, *_) = ([p for p in plan.programs() if p.name == "update"]
+                              for plan in (one, two))
+  (micro,), (trips,) = update.trips, both.trips
+  assert list(trips) == ["rows_of_8", "rows_of_16"]
+  assert sum(trips.values()) == micro and all(trips.values())
+  _, batch, *_, numbers, _, _ = both.arguments
+  assert [rows.tokens.shape for rows in batch] == [
+    (tiny_runs.BUDGET // 2, 2, 8), (tiny_runs.BUDGET, 1, 16)]
+  assert len(numbers) == 2 and update.unit == both.unit
+
+
 def test_open_slots_are_chosen_from_the_topologys_memory():
   config = tiny_runs.config(sampling__slots=0)
   chip = chips.CHIPS["cpu"]

@@ -474,6 +474,7 @@ def test_compiling_after_the_second_step_stops_the_run(with_rules, tmp_path):
     ("eb_widening", {}),
     ("streaming_vigor", {}),
     ("drawn", {}),
+    ("drawn", {"policy__rows_per_microbatch": 1, "policy__row_buckets": (8,)}),
     ("uniform", {"policy__updates_per_step": 2, "policy__minibatches": 2,
                  "policy__old_logprobs": "trainer",
                  "policy__kl__coef": 0.1}),

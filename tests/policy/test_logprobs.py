@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vigor_jax.policy import logprobs, optimizer, packing, transformer, update
+from vigor_jax.policy import update_programs
 from vigor_jax.policy.sizes import Sizes
 
 
@@ -185,7 +186,7 @@ def test_the_update_program_has_no_array_of_all_logits(monkeypatch):
   ints = [np.zeros(shape, np.int32)] * 5
   floats = [np.zeros(shape, np.float32)] * 3
   batch = packing.Packed(*ints, *floats)
-  update_program = update._programs(
+  update_program = update_programs.programs(
     graph, updater.objective, optimizer.OptimizerOptions(), None, None
   )[1]
   text = (

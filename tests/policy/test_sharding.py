@@ -118,7 +118,7 @@ import jax, numpy as np
 from vigor_jax import checkpoints
 from vigor_jax.config import ConfigError, default_config
 from vigor_jax.policy import (
-  optimizer, packing, pieces, sharding, transformer, update)
+  buckets, optimizer, pieces, sharding, transformer, update)
 from vigor_jax.policy.sizes import Adapters
 
 rng = np.random.default_rng(0)
@@ -133,6 +133,14 @@ except ConfigError as error:
   assert "nearest: 4" in str(error), error
 config.policy.rows_per_microbatch = config.sampling.slots = 8
 config.sampling.prefill_batch = 8
+config.policy.row_length, config.policy.row_buckets = 126, (63,)
+try:
+  sharding.placement_of(config)
+  raise SystemExit("a bucket that does not split was accepted")
+except ConfigError as error:
+  assert "policy.row_buckets: 63 must be a multiple" in str(error), error
+config.policy.row_buckets = ()
+shorter = (8,) if "buckets" in sys.argv[2:] else ()
 placement = sharding.placement_of(config)
 assert dict(placement.mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
 
@@ -141,12 +149,13 @@ def batch(n=48, length=6):
   lengths = rng.integers(1, length + 1, n)
   prompts = [rng.integers(1, 20, rng.integers(1, 5)) for _ in range(8)]
   f = lambda *s: rng.normal(size=s).astype(np.float32)
-  return packing.pack(
+  return buckets.pack(
     group, prompts, rng.integers(1, 20, (n, length)), lengths, f(n),
-    np.abs(f(n)), -np.abs(f(n, length)), row_length=16, rows_per_micro=8,
-    max_micro=6)
+    np.abs(f(n)), -np.abs(f(n, length)),
+    shapes=buckets.shapes(16, 8, shorter), rollouts=n)
 
 packed, micros = batch()
+assert np.all(micros), "a length of rows is not in use"
 for tied, layers, kv, width, *rank in json.loads(sys.argv[1]):
   sizes = transformer.Sizes(layers=layers, width=width, heads=4, kv_heads=kv,
                             head_dim=8, ffn=32, vocab=24, qkv_bias=True,
@@ -162,7 +171,8 @@ for tied, layers, kv, width, *rank in json.loads(sys.argv[1]):
     updater = update.Updater(graph, objective, options, where,
                              adapted or None)
     state = updater.init(jax.tree.map(jax.numpy.array, host))
-    scores = np.asarray(updater.score(state.params, packed, micros))
+    scores = np.concatenate([np.ravel(a) for a in jax.tree.leaves(
+      updater.score(state.params, packed, micros))])
     for _ in range(2):
       before = jax.tree.leaves(state)
       state, metrics = updater.update(state, packed, micros, 48.0, 0.1)
@@ -182,7 +192,7 @@ for tied, layers, kv, width, *rank in json.loads(sys.argv[1]):
   for a, b in zip(jax.tree.leaves(one[2]), jax.tree.leaves(eight[2])):
     np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
 
-if len(sys.argv) > 2:
+if "bfloat16" in sys.argv[2:]:
   # Parameters and moments in bfloat16 keep their dtype, and are donated.
   half = dataclasses.replace(sizes, width=16, dtype="bfloat16",
                              param_dtype="bfloat16")
@@ -198,20 +208,22 @@ print("same")
 
 
 @pytest.mark.parametrize(
-  "shapes",
+  "shapes, more",
   [
     # Laid out by the compiler; by pieces.
-    [(True, 1, 2, 16), (False, 6, 2, 16)],
+    ([(True, 1, 2, 16), (False, 6, 2, 16)], []),
     # By pieces: one kv head for two devices; a width that does not divide.
-    pytest.param([(True, 6, 1, 16), (True, 6, 1, 15)],
+    pytest.param([(True, 6, 1, 16), (True, 6, 1, 15)], ["bfloat16"],
                  marks=pytest.mark.slow),
     # Adapters of rank 3, laid out by the compiler and by pieces.
-    pytest.param([(True, 1, 2, 16, 3), (False, 6, 1, 16, 3)],
+    pytest.param([(True, 1, 2, 16, 3), (False, 6, 1, 16, 3)], [],
+                 marks=pytest.mark.slow),
+    # Rows of two lengths, laid out by the compiler and by pieces.
+    pytest.param([(True, 1, 2, 16), (False, 6, 1, 16)], ["buckets"],
                  marks=pytest.mark.slow),
   ],
 )
-def test_update_and_scores_equal_those_of_one_device(shapes):
-  more = ["bfloat16"] if shapes[0][1] > 1 else []
+def test_update_and_scores_equal_those_of_one_device(shapes, more):
   done = _on_eight_devices(_UPDATE, json.dumps(shapes), *more)
   assert done.endswith("same\n")
 

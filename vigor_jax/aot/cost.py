@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vigor_jax.aot import hlo
@@ -23,6 +23,8 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all",
 _FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant",
          "after-all", "partition-id", "replica-id", "optimization-barrier",
          "iota"}
+# Of a loop, or of several by their scopes.
+Trips = int | Mapping[str, int]
 _VIEWS = ("bitcast", "convert", "copy", "reshape")
 
 
@@ -55,7 +57,7 @@ class Cost:
     return float(sum(self.wire_bytes.values()))
 
 
-def of_text(text: str, devices: int, trips: Sequence[int] = (),
+def of_text(text: str, devices: int, trips: Sequence[Trips] = (),
             rare: Sequence[str] = ()) -> Cost:
   """Cost of a compiled program.
 
@@ -63,7 +65,8 @@ def of_text(text: str, devices: int, trips: Sequence[int] = (),
     text: `Compiled.as_text()`.
     devices: of the program; the size of a group that names none.
     trips: counts of nested loops that do not say theirs; the last is used
-      for deeper ones, 1 when empty.
+      for deeper ones, 1 when empty. Where loops of one depth differ: their
+      counts by scope.
     rare: scopes; a branch with one of them is not taken where there is
       another. Of the others the one with the most HBM bytes is.
   """
@@ -87,6 +90,17 @@ def _shared_channels(module: hlo.Module) -> set[int]:
         if seen.setdefault(channel, what) != what:
           shared.add(channel)
   return shared
+
+
+def _count(trips: Sequence[Trips], depth: int, scope: str) -> int:
+  """Trips of a loop that does not say them."""
+  known = trips[min(depth, len(trips) - 1)]
+  if not isinstance(known, Mapping):
+    return known
+  for name, count in known.items():
+    if name in scope.split("/"):
+      return count
+  raise ValueError(f"a loop in none of the scopes {', '.join(known)}: {scope}")
 
 
 class _Walk:
@@ -139,7 +153,7 @@ class _Walk:
     if count is None:
       count = self._bound(condition)
     if count is None:
-      count = self.trips[min(depth, len(self.trips) - 1)]
+      count = _count(self.trips, depth, line.scope)
       self.cost.assumed += 1
       depth += 1
     self.cost.loops.append((body, count))
@@ -325,7 +339,7 @@ class _Walk:
 # ------------------------------------------------------------------- FLOPs
 
 
-def flops(jaxpr: Any, trips: Sequence[int] = (), _depth: int = 0) -> float:
+def flops(jaxpr: Any, trips: Sequence[Trips] = (), _depth: int = 0) -> float:
   """Operations of the matrix products in a jaxpr, all devices together.
 
   A multiplication and an addition are two. Scans count their length, a
@@ -342,8 +356,8 @@ def flops(jaxpr: Any, trips: Sequence[int] = (), _depth: int = 0) -> float:
           shape[i] for i in contracted)
       continue
     if name == "while":
-      known = tuple(trips) or (1,)
-      times = known[min(_depth, len(known) - 1)]
+      times = _count(tuple(trips) or (1,), _depth,
+                     str(eqn.source_info.name_stack))
       total += times * flops(eqn.params["body_jaxpr"], trips, _depth + 1)
       continue
     inner = [flops(j, trips, _depth) for v in eqn.params.values()

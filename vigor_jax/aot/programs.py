@@ -15,9 +15,11 @@ import jax
 import numpy as np
 
 from vigor_jax import allocation
+from vigor_jax.aot import cost
 from vigor_jax.aot import decoding
 from vigor_jax.config import checks
 from vigor_jax.config import fields
+from vigor_jax.policy import buckets
 from vigor_jax.policy import build as build_lib
 from vigor_jax.policy import packing
 from vigor_jax.policy import sharding
@@ -41,7 +43,7 @@ class Program:
   name: str
   function: Any
   arguments: tuple[Any, ...]
-  trips: tuple[int, ...]
+  trips: tuple[cost.Trips, ...]
   unit: str
   calls: float
   rare: tuple[str, ...] = ()
@@ -78,6 +80,34 @@ class Workload:
     """Of the update in a step; each group's prompt is packed about twice."""
     tokens = self.updated * self.completion + 2 * self.prompts * self.prompt
     return max(1, math.ceil(tokens / (rows * length * self.useful)))
+
+  def planned(self, shapes: buckets.Shapes, minibatches: int, longest: int
+              ) -> tuple[int, ...]:
+    """Micro-batches of rows of each length, of an optimiser step.
+
+    Those of completions with a heavy tail, prompts of one length, and groups
+    of one size.
+    """
+    number = max(1, self.updated // minibatches)
+    lengths = heavy_tailed(np.random.default_rng(0), number, longest,
+                           self.completion)
+    prompts = np.full(self.prompts, math.ceil(self.prompt))
+    found = buckets.plan(np.arange(number) * self.prompts // number, lengths,
+                         prompts, shapes)
+    return tuple(-(-layout.rows // rows)
+                 for (_, layout), rows in zip(found, shapes.rows))
+
+
+def heavy_tailed(rng: np.random.Generator, count: int, longest: int,
+                 mean: float) -> np.ndarray:
+  """Lognormal lengths (sigma 1), cut at `longest`, with this mean: int [N]."""
+  drawn = rng.lognormal(0, 1, count)
+  low, high = 1e-6, float(longest)
+  for _ in range(60):
+    scale = (low * high) ** 0.5
+    found = np.clip(np.ceil(scale * drawn), 1, longest)
+    low, high = (scale, high) if found.mean() < mean else (low, scale)
+  return found.astype(np.int64)
 
 
 def workload_of(config, completion_share: float) -> Workload:
@@ -178,13 +208,17 @@ class Plan:
     return jax.ShapeDtypeStruct(shape, dtype,
                                 sharding=self.placement.replicated)
 
-  def batch(self) -> packing.Packed:
+  def batch(self) -> packing.Rows:
+    def rows(shape):
+      make = lambda dtype: jax.ShapeDtypeStruct(
+          shape, dtype, sharding=self.placement.batch)
+      return packing.Packed(*[make(np.int32)] * 5, *[make(np.float32)] * 3)
+
+    return packing.joined([rows(shape) for shape in self._shapes()])
+
+  def _shapes(self) -> tuple[tuple[int, int, int], ...]:
     e = self.estimator
-    shape = (e.max_micro(self.config.rollout_budget), e.rows_per_micro,
-             e.row_length)
-    make = lambda dtype: jax.ShapeDtypeStruct(
-        shape, dtype, sharding=self.placement.batch)
-    return packing.Packed(*[make(np.int32)] * 5, *[make(np.float32)] * 3)
+    return e.shapes.micro_batches(e.most(self.config.rollout_budget))
 
   # -------------------------------------------------------------- programs
 
@@ -225,33 +259,47 @@ class Plan:
         f"{s.chunk} tokens in each of {s.slots} slots", steps / s.chunk,
         decoding.rare(self.config.sampling))
 
-  def _micro(self) -> int:
-    e = self.estimator
+  def _micro(self) -> tuple[int, tuple[cost.Trips, ...]]:
+    """Micro-batches of an optimiser step: all, and by the length of rows."""
+    e, shapes, minibatches = self.estimator, self._shapes(), (
+        self.config.policy.minibatches)
     micro = self.workload.micro_batches(e.rows_per_micro, e.row_length)
-    return min(micro, e.max_micro(self.config.rollout_budget)
-               * self.config.policy.minibatches)
+    most, _, _ = shapes[-1]
+    micro = max(1, min(micro, most * minibatches) // minibatches)
+    if len(shapes) == 1:
+      return micro, (micro,)
+    planned = self.workload.planned(
+        e.shapes, minibatches, self.config.sampling.max_new_tokens)
+    ends = np.rint(micro * np.cumsum(planned) / sum(planned)).astype(int)
+    return micro, (dict(zip(map(packing.scope, self.batch()),
+                            np.diff(ends, prepend=0).tolist())),)
 
   def _scores(self) -> list[Program]:
     objective = self.updater.objective
     times = (objective.old == "trainer") + (objective.kl_coef > 0)
     if not times:
       return []
-    per_call = max(1, self._micro() // self.config.policy.minibatches)
+    per_call, trips = self._micro()
     return [Program(
         "score", self.updater.programs.score,
-        (self.state().params, self.batch(), self._whole(())), (per_call,),
+        (self.state().params, self.batch(), self._numbers()), trips,
         f"log-probs of {per_call} micro-batches",
         times * self.config.policy.minibatches)]
 
   def _update(self) -> Program:
-    logprobs = self.batch().sampler_logprobs
-    number = lambda dtype: self._whole((), dtype)
-    per_call = max(1, self._micro() // self.config.policy.minibatches)
+    logprobs = packing.joined(
+        [rows.sampler_logprobs for rows in packing.each(self.batch())])
+    number = lambda: self._whole((), np.float32)
+    per_call, trips = self._micro()
     return Program(
         "update", self.updater.programs.update,
-        (self.state(), self.batch(), logprobs, logprobs, number(np.int32),
-         number(np.float32), number(np.float32)), (per_call,),
+        (self.state(), self.batch(), logprobs, logprobs, self._numbers(),
+         number(), number()), trips,
         f"{per_call} micro-batches, one optimiser step", self._updates())
+
+  def _numbers(self) -> Any:
+    """How many micro-batches are in use."""
+    return packing.joined([self._whole(()) for _ in self._shapes()])
 
   def resident(self) -> dict[str, int]:
     """Bytes per chip that live through a whole step, by what they are."""

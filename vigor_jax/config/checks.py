@@ -10,6 +10,7 @@ from vigor_jax import tasks
 from vigor_jax.config import fields
 from vigor_jax.config.defaults import options_section
 from vigor_jax.config.legal import CHOICES, FAMILIES, RANGES
+from vigor_jax.policy import buckets
 from vigor_jax.policy import families
 from vigor_jax.policy.sizes import TARGETS
 from vigor_jax.policy.sizes import Adapters
@@ -261,6 +262,9 @@ def _check_policy(config):
       f"sampling.prompt_buckets) + {sampling.max_new_tokens} "
       f"(sampling.max_new_tokens); legal: {longest} or more"
     )
+  why = buckets.misfit(policy.row_length, policy.row_buckets)
+  if why:
+    raise ConfigError(f"policy.row_buckets: {why}")
   if policy.minibatches > config.rollout_budget:
     raise ConfigError(
       f"policy.minibatches: {policy.minibatches} are more than "

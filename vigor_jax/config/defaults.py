@@ -141,6 +141,9 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     rollout_is_cap=0.0,  # Cap of the sampler/trainer weights; 0: off.
     row_length=128,  # Tokens of a packed row of the update.
     rows_per_microbatch=16,
+    # Lengths of shorter rows beside them, ascending divisors of row_length;
+    # as many tokens in a micro-batch (scale.md). (): row_length alone.
+    row_buckets=(),
     remat=False,  # Recompute each layer in the backward pass.
     attention="xla",  # "splash": JAX's Pallas kernel, TPUs only (scale.md).
     advantage_eps=1e-6,  # Added to the standard deviation (grpo).

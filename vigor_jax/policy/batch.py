@@ -16,6 +16,7 @@ import numpy as np
 from vigor_jax.allocation import addressed
 from vigor_jax.policy import advantages as advantages_lib
 from vigor_jax.policy import aggregators
+from vigor_jax.policy import buckets
 from vigor_jax.policy import losses
 from vigor_jax.policy import packing
 from vigor_jax.policy import thinning
@@ -40,6 +41,7 @@ class Estimator:
       ones counted once; 0: all.
     row_length, rows_per_micro: shape of a packed micro-batch.
     max_new_tokens: longest completion.
+    row_buckets: lengths of shorter rows, ascending.
   """
 
   loss: str
@@ -54,20 +56,26 @@ class Estimator:
   row_length: int
   rows_per_micro: int
   max_new_tokens: int
+  row_buckets: tuple[int, ...] = ()
 
-  def max_micro(self, budget: int) -> int:
-    """Micro-batches that always suffice: a row holds at least one rollout."""
+  @property
+  def shapes(self) -> buckets.Shapes:
+    """Of the micro-batches."""
+    return buckets.shapes(self.row_length, self.rows_per_micro,
+                          self.row_buckets)
+
+  def most(self, budget: int) -> int:
+    """Rollouts of an optimiser step, at most."""
     budget = min(budget, self.update_rollouts or budget)
-    share = -(-budget // self.minibatches)
-    return -(-share // self.rows_per_micro)
+    return -(-budget // self.minibatches)
 
 
 @dataclasses.dataclass(frozen=True)
 class Minibatch:
-  """One optimiser step's worth of packed rollouts."""
+  """One optimiser step's worth of packed rollouts; see buckets.pack."""
 
-  packed: packing.Packed
-  num_micro: int
+  packed: packing.Rows
+  num_micro: int | tuple[int, ...]
   denominator: float
 
 
@@ -173,12 +181,10 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
       taken, used = _thinned(rows, group, buffer, order, advantage, weight,
                              estimator, seed, step, len(minibatches))
     signal += len(rows)
-    packed, num_micro = packing.pack(
+    packed, num_micro = buckets.pack(
         group[taken], prompts, buffer.tokens[order[taken]], lengths[taken],
         advantage[taken], used[taken], buffer.logprobs[order[taken]],
-        row_length=estimator.row_length,
-        rows_per_micro=estimator.rows_per_micro,
-        max_micro=estimator.max_micro(buffer.budget))
+        shapes=estimator.shapes, rollouts=estimator.most(buffer.budget))
     minibatches.append(
         Minibatch(packed, num_micro, denominator / len(parts)))
     active += len(taken)

@@ -186,6 +186,10 @@ def check_attention(config, sizes: transformer.Sizes, platform: str,
   if policy.attention != "splash":
     return
   why = splash.misfit(sizes.head_dim, policy.row_length, platform)
+  for length in policy.row_buckets:
+    if not why and not splash.block_of(length):
+      why = (f"policy.row_buckets has {length}, not a multiple of "
+             f"{splash.LANES}")
   if not why and placement is not None and not (
       policy.remat
       and pieces.supported(sizes, placement, policy.row_length)):
@@ -212,4 +216,5 @@ def estimator_of(config) -> batch_lib.Estimator:
       keep_all=policy.kl.coef > 0, minibatches=policy.minibatches,
       update_rollouts=policy.update_rollouts,
       row_length=policy.row_length, rows_per_micro=policy.rows_per_microbatch,
-      max_new_tokens=config.sampling.max_new_tokens)
+      max_new_tokens=config.sampling.max_new_tokens,
+      row_buckets=tuple(policy.row_buckets))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -35,6 +35,25 @@ class Packed(NamedTuple):
   advantages: np.ndarray  # float32
   weights: np.ndarray  # float32
   sampler_logprobs: np.ndarray  # float32
+
+
+# Micro-batches of one row length, or of several: those of each.
+Rows = Packed | tuple[Packed, ...]
+
+
+def each(value: Any) -> tuple[Any, ...]:
+  """What there is for each row length; one is not put into a tuple."""
+  return value if type(value) is tuple else (value,)
+
+
+def joined(parts: Sequence[Any]) -> Any:
+  """The value that `each` takes apart."""
+  return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def scope(rows: Packed) -> str:
+  """Name of the loop over micro-batches of this row length in programs."""
+  return f"rows_of_{rows.tokens.shape[-1]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,10 +195,25 @@ def pack(group: np.ndarray, prompts: Sequence[np.ndarray],
   """
   prompt_lengths = np.array([len(p) for p in prompts], np.int64)
   layout = plan(group, lengths, prompt_lengths, row_length)
-  shape = (max_micro, rows_per_micro, row_length)
+  return filled(layout, group, prompts, tokens, lengths, advantages, weights,
+                sampler_logprobs, (max_micro, rows_per_micro, row_length))
+
+
+def filled(layout: Layout, group: np.ndarray, prompts: Sequence[np.ndarray],
+           tokens: np.ndarray, lengths: np.ndarray, advantages: np.ndarray,
+           weights: np.ndarray, sampler_logprobs: np.ndarray,
+           shape: tuple[int, int, int]) -> tuple[Packed, int]:
+  """The rows of a layout; arguments, results and errors are those of `pack`.
+
+  Args:
+    layout: of these rollouts.
+    shape: (max_micro, rows_per_micro, row_length).
+  """
+  max_micro, rows_per_micro, row_length = shape
   if layout.rows > max_micro * rows_per_micro:
     raise ValueError(f"{layout.rows} packed rows needed, {shape=} holds "
                      f"{max_micro * rows_per_micro}")
+  prompt_lengths = np.array([len(p) for p in prompts], np.int64)
   ints = np.zeros((5, max_micro * rows_per_micro * row_length), np.int32)
   flat_tokens, positions, prompt, segment, source = ints
   floats = np.zeros((3, ints.shape[1]), np.float32)
@@ -210,10 +244,13 @@ def pack(group: np.ndarray, prompts: Sequence[np.ndarray],
   return Packed(*parts), -(-layout.rows // rows_per_micro)
 
 
-def useful_share(packed: Packed) -> float:
+def useful_share(packed: Rows) -> float:
   """Share of the used micro-batches' token slots that hold a token."""
-  used = packed.prompt.any(axis=(1, 2))
-  return float((packed.prompt[used] > 0).mean()) if used.any() else 0.0
+  held = slots = 0
+  for part in each(packed):
+    used = part.prompt[part.prompt.any(axis=(1, 2))]
+    held, slots = held + np.count_nonzero(used), slots + used.size
+  return held / slots if slots else 0.0
 
 
 def packed_mask(prompt, segment):

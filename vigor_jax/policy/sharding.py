@@ -228,6 +228,13 @@ def check_rows(placement: Placement, config) -> None:
       raise checks.ConfigError(
           f"{what}: {rows} must be a multiple of mesh.data x mesh.fsdp = "
           f"{placement.rows}; nearest: {near}")
+  tensor = placement.count("tensor")
+  for length in config.policy.row_buckets:
+    # Else the update could not run by pieces, which its longest rows allow.
+    if length % tensor:
+      raise checks.ConfigError(
+          f"policy.row_buckets: {length} must be a multiple of mesh.tensor = "
+          f"{tensor}")
 
 
 def cast(piece: jax.Array, dtype, index: jax.Array) -> jax.Array:
