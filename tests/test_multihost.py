@@ -288,6 +288,45 @@ def test_two_processes_make_the_same_steps_as_one(root, tmp_path):
   assert "resumed from step 3" in log and "step 4/4" in log
 
 
+def _fed(root, tmp_path, processes, devices):
+  """What each process sent to its devices in one step; see fed_rows.py."""
+  out = str(tmp_path / f"{processes}x{devices}")
+  _run(root, out, processes, devices, "--config.reward.noise=0.3", command=(
+    f"{root}/tests/fed_rows.py", f"{root}/tests/multihost_config.py", out))
+  return [dict(np.load(f"{out}.{rank}.npz")) for rank in range(processes)]
+
+
+@pytest.mark.slow
+def test_each_host_feeds_the_rows_of_its_devices(root, tmp_path):
+  (one,), two = _fed(root, tmp_path, 1, 4), _fed(root, tmp_path, 2, 2)
+  calls = [key.removesuffix("_rows") for key in one if key.endswith("_rows")]
+  assert len(calls) >= 2 and "prefill_0" in calls and "update_0" in calls
+  found = []
+  for call in calls:
+    axis = 0 if call.startswith("prefill") else 1
+    whole = one[f"{call}_sent"]
+    size = whole.shape[axis]
+    # Four devices, a quarter of the rows each, and half of them on each host.
+    spans = [host[f"{call}_rows"].tolist() for host in two]
+    assert all(len(mine) == 2 for mine in spans)
+    assert sorted(spans[0] + spans[1]) == one[f"{call}_rows"].tolist() == [
+      [k * size // 4, (k + 1) * size // 4] for k in range(4)]
+    # Together what one process sends, none of it twice.
+    together = np.zeros_like(whole)
+    for host, mine in zip(two, spans):
+      sent = np.split(host[f"{call}_sent"], len(mine), axis)
+      for (start, stop), rows in zip(mine, sent):
+        together[(slice(None),) * axis + (slice(start, stop),)] = rows
+    np.testing.assert_array_equal(together, whole)
+    if axis == 0:
+      found += [row[row != 0].tolist() for row in together if row.any()]
+  # And these are the step's prompts, all of them.
+  ends = np.cumsum(one["lengths"])[:-1]
+  prompts = [ids[ids != 0].tolist() for ids in np.split(one["prompts"], ends)]
+  assert sorted(found) == sorted(prompts)
+  assert len(prompts) == 8
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("processes, devices", [(2, 4), (4, 2)])
 def test_layouts_agree(root, tmp_path, processes, devices):

@@ -91,9 +91,10 @@ class Decoding:
     prefill = functools.partial(decode_lib.prefill, self.weights)
     prefill, _ = placed_lib.wrapped(self.layout, prefill, prefill)
     n = self.settings.prefill_batch
+    tokens = jax.ShapeDtypeStruct((n, bucket), np.int32,
+                                  sharding=self.placement.prompts)
     return jax.jit(prefill, donate_argnums=(1,)), (
-        self.leaves, self.prefixes, self._whole(n, bucket), self._whole(n),
-        self._whole(n))
+        self.leaves, self.prefixes, tokens, self._whole(n), self._whole(n))
 
   def chunks(self) -> tuple[Any, tuple[Any, ...]]:
     """(jitted decode of chunks, its arguments)."""

@@ -114,6 +114,11 @@ class Placement:
     """Of micro-batches [M, R, T]: rows over data and fsdp."""
     return self.named(None, BATCH)
 
+  @property
+  def prompts(self) -> jax.sharding.NamedSharding:
+    """Of prompts [N, Lb] to prefill: rows over data and fsdp."""
+    return self.named(BATCH)
+
   def spec(self, path: str, shape: Sequence[int],
            rules: Mapping[str, Any] = TRAIN_RULES) -> P:
     """Partition of a parameter, or of a moment of it.
@@ -158,7 +163,10 @@ class Placement:
         tree, self.tree(tree))
 
   def put(self, tree: Any, sharding: jax.sharding.Sharding) -> Any:
-    """Host arrays that every process holds whole, placed on the mesh."""
+    """Host arrays that every process holds whole, placed on the mesh.
+
+    A process sends the pieces of its own devices, nothing else.
+    """
     return jax.tree.map(
         lambda a: jax.make_array_from_callback(
             np.shape(a), sharding, lambda index: np.asarray(a)[index]), tree)

@@ -1,15 +1,16 @@
 """The sampler's programs on a mesh, their results laid out as layout.py says.
 
-Reports are whole everywhere, so that all hosts see the same rows and decide
-alike.
+Prompts come from the host whose devices compute them. Reports are whole
+everywhere, so that all hosts see the same rows and decide alike.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import jax
+import numpy as np
 
 from vigor_jax.policy import sharding
 from vigor_jax.sampling import layout as layout_lib
@@ -37,6 +38,25 @@ def prefixes(layout: layout_lib.Layout, prefixes: state_lib.Prefixes
 def empty(make: Callable[[], Any], shardings: Callable[[Any], Any]) -> Any:
   """`make()` with every piece made on the device that holds it."""
   return jax.jit(make, out_shardings=shardings(jax.eval_shape(make)))()
+
+
+def prompts(placement: sharding.Placement | None,
+            tokens: Sequence[np.ndarray], n: int, length: int) -> Any:
+  """Prompts as int32 [n, length], padded on the right and with rows of 0.
+
+  On a mesh each host fills and sends the rows that its devices hold, no others.
+  """
+  def rows(index: slice) -> np.ndarray:
+    start, stop, _ = index.indices(n)
+    block = np.zeros((stop - start, length), np.int32)
+    for row, ids in zip(block, tokens[start: stop]):
+      row[: len(ids)] = ids
+    return block
+
+  if placement is None:
+    return rows(slice(None))
+  return jax.make_array_from_callback(
+      (n, length), placement.prompts, lambda index: rows(index[0]))
 
 
 def wrapped(layout: layout_lib.Layout, prefill: Callable,

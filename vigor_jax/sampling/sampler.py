@@ -179,7 +179,8 @@ class Sampler:
       nowhere = np.full(n, self.settings.prefixes, np.int32)
       for bucket in self.settings.prompt_buckets:
         self._prefixes = self._finished(self._prefill(
-            leaves, self._prefixes, np.zeros((n, bucket), np.int32),
+            leaves, self._prefixes,
+            placed_lib.prompts(self._placement, [], n, bucket),
             np.ones(n, np.int32), nowhere))
     self.begin(0)
     jax.block_until_ready(self._dispatch(leaves, 0))
@@ -228,9 +229,8 @@ class Sampler:
         n = self._batch(len(members) - first)
         part = members[first: first + n]
         first += n
-        block = np.zeros((n, int(buckets[b])), np.int32)
-        for j, m in enumerate(part):
-          block[j, : lengths[m]] = tokens[m]
+        block = placed_lib.prompts(self._placement, [tokens[m] for m in part],
+                                   n, int(buckets[b]))
         padded = np.ones(n, np.int32)
         padded[: len(part)] = lengths[part]
         at = np.full(n, self.settings.prefixes, np.int32)
