@@ -33,6 +33,11 @@ class TestAddressedUniform:
   def test_far_apart_positions_agree_with_close_ones(self):
     far = addressed_uniform(1, 2, 3, [7, 10**12])
     assert far[0] == addressed_uniform(1, 2, 3, [7, 8])[0]
+    some = [9000, 3, 300, 8, 12_000, 9001]
+    for rounds in (3, range(1, 4)):
+      whole = addressed_uniform(1, 2, rounds, np.arange(13_000))
+      found = addressed_uniform(1, 2, rounds, some)
+      np.testing.assert_array_equal(found, whole[..., some])
 
   @pytest.mark.parametrize(
     "address", [(9, 2, 3, 0), (1, 9, 3, 0), (1, 2, 9, 0), (1, 2, 3, 9)]

@@ -167,10 +167,11 @@ class TestGraded:
     n, k = np.array([2.0, 2.0]), np.array([1.0, 1.0])
     opened = np.array([True, True, False, False])
     prior = np.tile(r.weights, (4, 1))
-    plain, same = r.values(n, k, opened), r.values(n, k, opened, prior)
+    ask = lambda: r.values(n, k, opened, prior[:2], prior[2:] @ r.table)
+    plain, same = r.values(n, k, opened), ask()
     np.testing.assert_allclose(plain, same)
     prior[3] = np.eye(len(GRID))[9]  # p = .4
-    value, slope = r.values(n, k, opened, prior)
+    value, slope = ask()
     assert value[2] == same[0][2] and value[3] > value[2]
     assert slope[3] == pytest.approx(r.rho * 0.24**2)
 
@@ -194,6 +195,17 @@ class TestRun:
     assert each[0] > 1.8 * max(each[1], each[3])
     assert each[0] > 1.15 * each[2]  # two failures do not settle it
 
+  def test_noise_is_estimated_as_often_as_asked(self, monkeypatch):
+    steps = []
+    monkeypatch.setattr(
+      eb_effective, "estimate_noise", lambda _: steps.append(step) or 0.1
+    )
+    r, stream = rule(noise_every=4), helpers.Stream()
+    for step in range(13):
+      helpers.run_step(r, stream, helpers.bernoulli(lambda uid: uid % 2), step)
+      assert r.noise == (0.1 if step >= 7 else 0.0)
+    assert steps == [7, 11]  # Not at 3: five steps come first.
+
   def test_state_goes_on(self):
     stream = helpers.Stream()
     reward = helpers.bernoulli(lambda uid: (uid % 9) / 8)
@@ -216,6 +228,7 @@ class TestRun:
       ({"breadth": -1.0}, "breadth"),
       ({"open_share": 0.9}, "open_share"),
       ({"rounds": 0}, "rounds"),
+      ({"noise_every": 0}, "noise_every"),
     ):
       with pytest.raises(ValueError, match=word):
         rule(**options)

@@ -6,6 +6,7 @@ import types
 import allocation_helpers as helpers
 import numpy as np
 import pytest
+from vigor_jax import tasks
 from vigor_jax.allocation import difficulty, eb_effective, features
 from vigor_jax.allocation.eb_widening import GRID
 
@@ -44,6 +45,11 @@ class TestFeatures:
     tokens = types.SimpleNamespace(tokens=[[1], [2]])
     np.testing.assert_array_equal(
       features.of(tokens), features.hashed([[1], [2]])
+    )
+    ids, lengths = np.array([[1, 0, 0], [2, 3, 3], [0, 0, 0]]), np.array([1, 3, 0])
+    padded = types.SimpleNamespace(padded=(ids, lengths))
+    np.testing.assert_array_equal(
+      features.of(padded), features.hashed([[1], [2, 3, 3], []])
     )
     assert features.of(types.SimpleNamespace()) is None
 
@@ -212,6 +218,10 @@ def run(rule, stream, first, last):
   ]
 
 
+# Its cheapest form on the host.
+THRIFTY = {"refits": 0, "noise_every": 4, "em_iterations": 2, "window": 2.0}
+
+
 class TestRule:
   @pytest.mark.parametrize("looks", [None, lambda uids: np.ones((len(uids), 3))])
   def test_without_information_it_is_eb_effective(self, looks):
@@ -230,6 +240,43 @@ class TestRule:
       counts = sum(g.counts[g.uids % 8 == 0].sum() for g in groups)
       shares.append(counts / (256 * len(groups)))
     assert shares[0] < 0.45 and shares[1] > 0.7
+
+  def test_the_thrifty_form_finds_them_too(self, monkeypatch):
+    fits, fit = [], difficulty.Predictor.fit
+    monkeypatch.setattr(
+      difficulty.Predictor, "fit", lambda *a: fits.append(1) or fit(*a)
+    )
+    rule = helpers.make("eb_predicted", THRIFTY)
+    groups = run(rule, helpers.Stream(look=look), 0, 16)
+    assert len(fits) == 16
+    counts = sum(g.counts[g.uids % 8 == 0].sum() for g in groups[6:])
+    assert counts / (256 * 10) > 0.7
+
+  @pytest.mark.parametrize("looks", ["tokens", "shuffled"])
+  def test_what_was_seen_before_is_not_looked_at_again(self, looks):
+    def played(by_row):
+      rule = helpers.make("eb_predicted", {"looks": looks})
+      stream, asked, plans = tasks.make("arithmetic").stream(0), [], []
+
+      def ask(prompts):
+        asked.append(len(prompts))
+        return features.of(prompts)
+
+      ask.by_row = by_row
+      rule.features = ask
+      for step in range(6):
+        if step == 4:  # A run that is killed has nothing but its state.
+          rule.load_state_dict(json.loads(json.dumps(rule.state_dict())))
+        groups = helpers.run_step(rule, stream, helpers.bernoulli(kinds), step)
+        plans.append((groups.positions, groups.plan.design))
+      return asked, plans
+
+    (few, kept), (all_, anew) = played(True), played(False)
+    assert all_ == [896] * 6 and few[0] == few[4] == 896
+    assert max(few[i] for i in (1, 2, 3, 5)) < 700
+    for a, b in zip(kept, anew):
+      np.testing.assert_array_equal(a[0], b[0])
+      np.testing.assert_array_equal(a[1], b[1])
 
   def test_tells_wrong_verdicts_from_hard_prompts(self):
     wrong = helpers.bernoulli(lambda uids: 0.1 + 0.8 * kinds(uids))
@@ -342,15 +389,16 @@ class TestRule:
 
   def test_spread_plays_no_part_for_right_and_wrong(self):
     rule = helpers.make("eb_predicted")
-    run(rule, helpers.Stream(look=look), 0, 3)
-    none = np.zeros(0)
-    assert rule.own_spread(
-      none, np.zeros((0, 2)), none, rule.graded.sums) is None
+    *_, groups = run(rule, helpers.Stream(look=look), 0, 3)
+    forecast = groups.plan.forecast
+    assert rule.own_spread(forecast) is None
+    assert rule.own_spread(forecast, groups) is None
 
   def test_options_are_checked(self):
     for options, word in (
       ({"window": 0.5}, "window"),
       ({"explore": 2.0}, "explore"),
+      ({"refits": -1}, "refits"),
       ({"looks": "nowhere:at_all"}, "looks"),
       ({"looks": "tokns"}, "looks"),
     ):

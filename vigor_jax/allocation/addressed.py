@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import numpy as np
 
+APART = 256  # a gap of positions that costs more than a new address
 _THREAD = threading.local()  # its Philox: a new one costs more than the numbers
 
 
@@ -45,12 +47,15 @@ def addressed_uniform(
       words[i] = philox.random_raw(4 * count)[::4]
     return words
 
-  low, high = int(positions.min()), int(positions.max())
-  if high - low < 16 * positions.size + 1024:
-    # One generator for the whole range: positions of a step lie close.
-    words = blocks(low, high - low + 1)[:, positions - low]
-  else:
-    words = np.concatenate([blocks(int(p), 1) for p in positions], axis=1)
+  # One generator for neighbours: most positions of a step lie close.
+  order = np.argsort(positions, kind="stable")
+  inner = positions[order]
+  words = np.empty((len(rounds), len(inner)), np.uint64)
+  edges = np.flatnonzero(np.diff(inner) > APART) + 1
+  for start, end in itertools.pairwise([0, *edges.tolist(), len(inner)]):
+    low, high = int(inner[start]), int(inner[end - 1])
+    found = blocks(low, high - low + 1)
+    words[:, order[start:end]] = found[:, inner[start:end] - low]
   result = (words >> np.uint64(11)) * 2.0**-53
   return result if many else result[0]
 

@@ -25,7 +25,7 @@ FORGET = 0.9  # what is left of the weights' precision after a step
 ALIKE = 0.3  # correlation of a prompt's verdicts beyond its features
 NEWTON = 12
 TINY = 1e-9
-KNOTS = np.arange(-5.0, 6.0)  # logits
+KNOTS = np.arange(-5.0, 6.0)  # logits, one apart
 SHRINKAGE = 8.0  # prompts' worth of a knot's surroundings
 # What prompts at other knots count for there, by distance.
 NEARBY = 0.5 ** np.abs(KNOTS[:, None] - KNOTS) * (KNOTS[:, None] != KNOTS)
@@ -47,6 +47,7 @@ class Predictor:
     self.centre = self.scale = np.zeros(0)
     self.mean = np.zeros(0)
     self.precision = np.zeros((0, 0))
+    self._covariance = self._ahead = None  # of these weights, once asked for
 
   def look(self, x: np.ndarray) -> bool:
     """Takes centre and scale from the first features seen.
@@ -61,6 +62,7 @@ class Predictor:
       self.scale = np.where(varies, 1 / np.where(varies, deviation, 1), 0.0)
       self.mean = np.zeros(x.shape[1] + 1)
       self.precision = self._prior()
+      self._covariance = self._ahead = None
     elif x.shape[1] != len(self.centre):
       raise ValueError(
         f"prompts have {x.shape[1]} features, those before had"
@@ -76,12 +78,17 @@ class Predictor:
 
   def design(self, x: np.ndarray) -> np.ndarray:
     """Standardised features and a one: float64 [k, D + 1]."""
-    z = (x - self.centre) * self.scale
-    return np.concatenate([z, np.ones((len(z), 1))], axis=1)
+    z = np.empty((len(x), len(self.mean)))
+    np.subtract(x, self.centre, out=z[:, :-1])
+    z[:, :-1] *= self.scale
+    z[:, -1] = 1
+    return z
 
   def forecast(self, z: np.ndarray) -> np.ndarray:
     """`Fit.forecast` before anything of this step is seen."""
-    return Fit(self.mean, np.linalg.inv(self.precision)).forecast(z)
+    if self._covariance is None:
+      self._covariance = np.linalg.inv(self.precision)
+    return Fit(self.mean, self._covariance).forecast(z)
 
   def fit(self, z, n, k, start=None, newton: int = NEWTON) -> Fit:
     """The weights after n > 0 verdicts, k of them right, of designs z.
@@ -95,42 +102,57 @@ class Predictor:
     # Verdicts of one prompt share what its features do not tell.
     worth = 1 / (1 + (n - 1) * ALIKE)
     n, k = n * worth, k * worth
-    before = FORGET * self.precision + (1 - FORGET) * self._prior()
+    before = self._before()
 
-    def loss(w):
+    def at(w):
+      """(minus the log posterior, logits, slope of the prior) at weights."""
       t, move = z @ w, w - self.mean
-      fit = n @ np.logaddexp(0, t) - k @ t
-      return float(fit + move @ before @ move / 2)
+      pull = before @ move
+      value = n @ np.logaddexp(0, t) - k @ t + move @ pull / 2
+      return float(value), t, pull
+
+    def curvature(p):
+      # A matrix times itself: half the work, and symmetric to the last bit.
+      half = z * np.sqrt(n * p * (1 - p))[:, None]
+      return before + half.T @ half
 
     w = self.mean if start is None else start
-    value = loss(w)
+    value, t, pull = at(w)
+    p, precision = 1 / (1 + np.exp(-t)), None
     for _ in range(newton):
-      p = 1 / (1 + np.exp(-(z @ w)))
-      slope = z.T @ (k - n * p) - before @ (w - self.mean)
-      curvature = before + (z * (n * p * (1 - p))[:, None]).T @ z
-      move = np.linalg.solve(curvature, slope)
+      precision = curvature(p)
+      move = np.linalg.solve(precision, z.T @ (k - n * p) - pull)
+      found, *rest = at(w + move)
       # Newton's step may be too long far from the solution.
-      while (found := loss(w + move)) > value and np.abs(move).max() > TINY:
+      while found > value and np.abs(move).max() > TINY:
         move = move / 2
+        found, *rest = at(w + move)
       if found > value:
         break
       done = value - found < TINY
-      w, value = w + move, found
+      w, value, (t, pull), precision = w + move, found, rest, None
+      p = 1 / (1 + np.exp(-t))
       if done:
         break
-    p = 1 / (1 + np.exp(-(z @ w)))
-    precision = before + (z * (n * p * (1 - p))[:, None]).T @ z
+    if precision is None:
+      precision = curvature(p)
     fit = Fit(w, np.linalg.inv(precision), precision)
     # Leaving one prompt out, by one step of Newton from the common solution.
-    share = ((z @ fit.covariance) * z).sum(1)
+    share = _variance(z, fit.covariance)
     rest = share / np.maximum(1 - n * p * (1 - p) * share, TINY)
-    fit.without = _moderate(z @ w - rest * (k - n * p), rest)
+    fit.without = _moderate(t - rest * (k - n * p), rest)
     return fit
+
+  def _before(self) -> np.ndarray:
+    """Precision of the weights before a step's verdicts: some is forgotten."""
+    if self._ahead is None:
+      self._ahead = FORGET * self.precision + (1 - FORGET) * self._prior()
+    return self._ahead
 
   def commit(self, fit: Fit) -> None:
     """Ends a step with what `fit` found."""
-    # Symmetric to the last bit, as what a checkpoint gives back.
-    self.mean, self.precision = fit.mean, (fit.precision + fit.precision.T) / 2
+    self.mean, self.precision = fit.mean, fit.precision
+    self._covariance, self._ahead = fit.covariance, None
 
   def state_dict(self) -> dict:
     lower = np.tril_indices(len(self.mean))
@@ -150,6 +172,7 @@ class Predictor:
     self.precision = np.zeros((size, size))
     self.precision[np.tril_indices(size)] = state["precision"]
     self.precision += np.tril(self.precision, -1).T
+    self._covariance = self._ahead = None
 
 
 @dataclasses.dataclass
@@ -169,7 +192,12 @@ class Fit:
 
   def forecast(self, z: np.ndarray) -> np.ndarray:
     """Logit of the predictive success probability: float64 [k]."""
-    return _moderate(z @ self.mean, ((z @ self.covariance) * z).sum(1))
+    return _moderate(z @ self.mean, _variance(z, self.covariance))
+
+
+def _variance(z, covariance) -> np.ndarray:
+  """Of the logits of designs z: float64 [k]."""
+  return np.einsum("ij,ij->i", z @ covariance, z)
 
 
 def _moderate(logit, variance):
@@ -189,16 +217,35 @@ class Conditional:
     self.history = history
     self.tables = np.full((len(KNOTS), grid), 1 / grid)
     self.recent: list[np.ndarray] = []
-    self._remembered()
+    self._remembered()  # sets `pooled`, recent rows by (n, k, knot)
 
   def prior(self, forecast: np.ndarray) -> np.ndarray:
     """Priors of prompts, between the knots' ones: float64 [k, grid]."""
-    place = np.interp(forecast, KNOTS, np.arange(len(KNOTS)))
+    return self._between(forecast, self.tables)
+
+  def mean(self, forecast: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Means under these priors of values over the grid.
+
+    Args:
+      forecast: float64 [k].
+      values: float64 [grid] or [grid, c].
+
+    Returns:
+      float64 [k] or [k, c].
+    """
+    return self._between(forecast, self.tables @ values)
+
+  @staticmethod
+  def _between(forecast, at_knots):
+    """Interpolates rows [knots, ...], the outermost ones beyond: [k, ...]."""
+    if at_knots.ndim == 1:
+      return np.interp(forecast, KNOTS, at_knots)
+    place = np.clip(forecast - KNOTS[0], 0, len(KNOTS) - 1)
     low = np.minimum(place.astype(np.int64), len(KNOTS) - 2)
     share = (place - low)[:, None]
-    return (1 - share) * self.tables[low] + share * self.tables[low + 1]
+    return (1 - share) * at_knots[low] + share * at_knots[low + 1]
 
-  def fit(self, rows, likelihood, common, iterations: int) -> None:
+  def fit(self, rows, likelihood, common, iterations: int, key=None) -> None:
     """EM at every knot, from the tables as they are.
 
     Args:
@@ -206,20 +253,26 @@ class Conditional:
       likelihood: (n, k) -> float64 [rows, grid].
       common: float64 [grid], the prior of all prompts.
       iterations: of EM.
+      key: of the likelihood; what it gave for the rows of the steps before is
+        kept as long as the key stays the same. None: not kept.
     """
+    past = self._known[1]
+    if key is None or key != self._known[0]:
+      past = likelihood(*self.pooled.T[:2])
+      self._known = key, past
+    like = np.concatenate([past, likelihood(rows[:, 0], rows[:, 1])])
     rows = np.concatenate([self.pooled, rows])
-    mixtures = Mixtures(
-      likelihood(rows[:, 0], rows[:, 1]),
-      rows[:, 2].astype(np.int64),
-      rows[:, 3],
-      len(KNOTS),
-    )
+    mixtures = Mixtures(like, rows[:, 2].astype(np.int64), rows[:, 3],
+                        len(KNOTS))  # fmt: skip
+    # A table is (own + SHRINKAGE nearby) / (number + SHRINKAGE), with nearby
+    # (NEARBY own + COMMON common) / around: linear in own.
     number = mixtures.number[:, None]
     around = NEARBY @ number + COMMON
+    mix = SHRINKAGE * NEARBY / around + np.eye(len(KNOTS))
+    mix /= number + SHRINKAGE
+    rest = SHRINKAGE * COMMON / around / (number + SHRINKAGE) * common
     for _ in range(iterations):
-      own = mixtures.expected(self.tables)
-      nearby = (NEARBY @ own + COMMON * common) / around
-      self.tables = (own + SHRINKAGE * nearby) / (number + SHRINKAGE)
+      self.tables = mix @ mixtures.expected(self.tables) + rest
 
   def remember(self, rows: np.ndarray) -> None:
     """Appends a finished step's rows."""
@@ -228,11 +281,10 @@ class Conditional:
     self._remembered()
 
   def _remembered(self) -> None:
-    """Recent rows by (n, k, knot), so that a round has few to go through."""
+    """Pools recent rows, so that a round has few to go through."""
     rows = np.concatenate([np.zeros((0, 4)), *self.recent])
-    kinds, index = np.unique(rows[:, :3], axis=0, return_inverse=True)
-    number = np.bincount(index.reshape(-1), rows[:, 3], len(kinds))
-    self.pooled = np.column_stack([kinds, number])
+    self.pooled = _distinct(rows[:, :3], rows[:, 3])
+    self._known = None, None
 
   def state_dict(self) -> dict:
     return {
@@ -285,19 +337,35 @@ class Spread:
 
 def knots(forecast) -> np.ndarray:
   """The nearest knot of each forecast: int64 [k]."""
-  place = np.interp(forecast, KNOTS, np.arange(len(KNOTS)))
+  place = np.clip(forecast - KNOTS[0], 0, len(KNOTS) - 1)
   return np.rint(place).astype(np.int64)
 
 
 def turns(forecast, kind) -> np.ndarray:
   """How many earlier prompts share a prompt's knot and kind: int64 [k]."""
   same = knots(forecast) * 2 + kind
-  member = same == np.arange(2 * len(KNOTS))[:, None]
-  return (np.cumsum(member, axis=1) - 1)[same, np.arange(len(same))]
+  order = np.argsort(same, kind="stable")
+  size = np.bincount(same)
+  place = np.arange(len(same)) - np.repeat(np.cumsum(size) - size, size)
+  turn = np.empty(len(same), np.int64)
+  turn[order] = place
+  return turn
 
 
 def tally(n, k, forecast, quantum: float) -> np.ndarray:
   """Distinct (n, k, nearest knot) with their number: float64 [rows, 4]."""
-  rows = np.stack([n, np.rint(k / quantum) * quantum, knots(forecast)], axis=1)
-  distinct, number = np.unique(rows, axis=0, return_counts=True)
-  return np.column_stack([distinct, number])
+  k = np.rint(k / quantum) * quantum
+  return _distinct(np.stack([n, k, knots(forecast)], axis=1))
+
+
+def _distinct(rows: np.ndarray, number=None) -> np.ndarray:
+  """Distinct rows (n, k, knot), ascending, with their number: [rows, 4].
+
+  number: float64 [rows], prompts of each; default: one.
+  """
+  # One number for each: k in 2**-10, below 2**17 of them; n up to 2**13.
+  code = (rows[:, 0] * 2.0**17 + rows[:, 1]) * 2.0**10 * len(KNOTS)
+  code += rows[:, 2]
+  _, first, index = np.unique(code, return_index=True, return_inverse=True)
+  number = np.bincount(index, number, len(first))
+  return np.column_stack([rows[first], number])

@@ -29,6 +29,7 @@ then tells as much about p as 1 / phi verdicts do.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -57,16 +58,19 @@ class EbEffectiveOptions(widening.WideningOptions):
     breadth: c of S. Larger: broader.
     noise: q, share of verdicts that are turned round; -1: estimated. Graded
       rewards count as right unless it is given.
+    noise_every: steps from one estimate of q to the next.
     rounds: R, rounds after the opening one.
   """
 
   breadth: float = 1.0
   noise: float = UNKNOWN
+  noise_every: int = 1
   rounds: int = 3
 
   def validate(self) -> None:
     super().validate()
     base.check_int("rounds", self.rounds, low=1, high=1000)
+    base.check_int("noise_every", self.noise_every, low=1)
     base.check_float("breadth", self.breadth, low=0, high=1e6)
     if self.noise != UNKNOWN:
       base.check_float("noise", self.noise, low=0, high=0.45)
@@ -75,9 +79,27 @@ class EbEffectiveOptions(widening.WideningOptions):
 def likelihood(n, k, noise: float) -> np.ndarray:
   """Of n verdicts, k seen right, over GRID: rows scaled to 1."""
   n, k = np.asarray(n, np.float64), np.asarray(k, np.float64)
+  right, wrong = _logs(noise)
+  logs = k[:, None] * right
+  logs += (n - k)[:, None] * wrong
+  logs -= logs.max(1, keepdims=True)
+  return np.exp(logs, out=logs)
+
+
+@functools.lru_cache(maxsize=64)
+def _logs(noise: float):
+  """Logarithms of the chances that success and failure are seen, over GRID."""
   seen = noise + (1 - 2 * noise) * GRID
-  logs = k[:, None] * np.log(seen) + (n - k)[:, None] * np.log1p(-seen)
-  return np.exp(logs - logs.max(1, keepdims=True))
+  return np.log(seen), np.log1p(-seen)
+
+
+@functools.lru_cache(maxsize=8)
+def _moments(phi: float, noise: float, exponent: float) -> np.ndarray:
+  """v, u' and u^2 over GRID: float64 [19, 3]."""
+  seen = noise + (1 - 2 * noise) * GRID
+  u = phi * (1 - 2 * noise) * GRID * (1 - GRID)
+  v = u * (2 * (1 - GRID)) ** exponent
+  return np.stack([v, phi * seen * (1 - seen), u * u], axis=1)
 
 
 def pool(tallies) -> np.ndarray:
@@ -98,8 +120,8 @@ def evidence(rows, noise: float, iterations: int = FIT_ITERATIONS) -> float:
     iterations: of EM for the distributions, from flat ones.
   """
   n, k, number = rows.T[[0, 1, -1]]
-  seen = noise + (1 - 2 * noise) * GRID
-  logs = k[:, None] * np.log(seen) + (n - k)[:, None] * np.log1p(-seen)
+  right, wrong = _logs(noise)
+  logs = k[:, None] * right + (n - k)[:, None] * wrong
   top = logs.max(1, keepdims=True)
   kinds, kind = _kinds(rows)
   mixtures = Mixtures(np.exp(logs - top), kind, number, len(kinds))
@@ -166,12 +188,13 @@ class EbEffective(widening.Widening):
     self.noise = 0.0 if o.noise == UNKNOWN else o.noise
     self.spread = np.zeros(2)  # variances seen, those of 0/1 rewards
     self.rho = 0.0  # N / D when last asked
+    self._known = None  # (phi, noise), likelihoods and numbers of `recent`
 
   @property
   def phi(self) -> float:
     """Variance of a reward / that of a 0/1 reward with its mean."""
-    seen, binary = self.spread
-    return float(np.clip(seen / binary, LEAST_SPREAD, 1)) if binary else 1.0
+    seen, binary = self.spread.tolist()
+    return min(max(seen / binary, LEAST_SPREAD), 1.0) if binary else 1.0
 
   def marginal(self, groups: base.Groups):
     n, k = groups.n[groups.opened], groups.reward_sum[groups.opened]
@@ -180,12 +203,26 @@ class EbEffective(widening.Widening):
 
   def fit(self, n, k) -> None:
     """EM for the distribution of p on recent steps and current counts."""
-    rows = np.concatenate([*self.recent, eb_widening.tally(n, k)])
-    like = likelihood(rows[:, 0] / self.phi, rows[:, 1] / self.phi, self.noise)
+    phi, noise = self.phi, self.noise
+    if self._known is None or self._known[0] != (phi, noise):
+      rows = np.concatenate([np.zeros((0, 3)), *self.recent])
+      like = likelihood(rows[:, 0] / phi, rows[:, 1] / phi, noise)
+      self._known = (phi, noise), like, rows[:, 2]
+    _, past, number = self._known
+    now = eb_widening.tally(n, k)
+    like = np.concatenate(
+      [past, likelihood(now[:, 0] / phi, now[:, 1] / phi, noise)]
+    )
+    number = np.concatenate([number, now[:, 2]])
     for _ in range(self.options.em_iterations):
-      share = rows[:, 2] / (like @ self.weights)
+      share = number / (like @ self.weights)
       weights = self.weights * (share @ like) + eb_widening.PSEUDO_COUNT
       self.weights = weights / weights.sum()
+
+  @property
+  def table(self) -> np.ndarray:
+    """v, u' and u^2 over GRID: float64 [19, 3]."""
+    return _moments(self.phi, self.noise, self.options.low_success_exponent)
 
   def moments(self, n, k, prior=None, new=None, spread=None):
     """Means of v, u' and u^2, of opened prompts and of those without rollouts.
@@ -193,45 +230,37 @@ class EbEffective(widening.Widening):
     Args:
       n, k: float [m], verdicts and successes of the opened prompts.
       prior: float [19] or [m, 19], of the opened prompts; default: the fit.
-      new: the same, [19] or [q, 19], of the others.
+      new: float [q, 3], the others' means; default: by the fit.
       spread: (float [m], float [q]), each prompt's own phi / phi; default: 1.
 
     Returns:
       (three float [m], three numbers or float [q]).
     """
     prior = self.weights if prior is None else prior
-    new = self.weights if new is None else new
-    phi, q = self.phi, self.noise
+    phi, q, table = self.phi, self.noise, self.table
     post = likelihood(n / phi, k / phi, q) * prior
     post /= post.sum(1, keepdims=True)
-    seen = q + (1 - 2 * q) * GRID
-    u = phi * (1 - 2 * q) * GRID * (1 - GRID)
-    v = u * (2 * (1 - GRID)) ** self.options.low_success_exponent
-    table = np.stack([v, phi * seen * (1 - seen), u * u], axis=1)
-    mine, others = (post @ table).T, (new @ table).T
+    new = self.weights @ table if new is None else new
+    mine, others = (post @ table).T, new.T
     if spread is not None:
       mine, others = (
         x * np.stack([s, s, s * s]) for x, s in zip((mine, others), spread)
       )
     return mine, others
 
-  def values(self, n, k, opened, prior=None, spread=None):
+  def values(self, n, k, opened, prior=None, new=None, spread=None):
     """Marginal values A - n D, as widening.greedy takes them.
 
     Args:
       n, k: float [m], verdicts and successes of the opened prompts.
       opened: bool [max_prompts].
-      prior: float [max_prompts, 19], of each prompt; default: the fit.
-      spread: as in `moments`; with a prior only.
+      prior, new, spread: as in `moments`.
 
     Returns:
       (A [max_prompts], D [max_prompts]) in units of 2 / N.
     """
     c = self.options.breadth
-    mine, others = (None, None) if prior is None else (
-      prior[opened], prior[~opened]
-    )  # fmt: skip
-    (v, noise, square), new = self.moments(n, k, mine, others, spread)
+    (v, noise, square), new = self.moments(n, k, prior, new, spread)
     m = np.maximum(n - 1, 0)
     total = m @ noise + c * (m * m) @ square
     self.rho = rho = float(m @ v / total) if total else 0.0
@@ -246,7 +275,7 @@ class EbEffective(widening.Widening):
 
   def end(self, groups: base.Groups) -> None:
     self.record(groups)
-    self.estimate()
+    self.estimate(groups.step)
 
   def record(self, groups: base.Groups) -> None:
     """Keeps a finished step's counts."""
@@ -254,18 +283,23 @@ class EbEffective(widening.Widening):
     n, k = groups.n[done], groups.reward_sum[done]
     self.recent.append(eb_widening.tally(n, k))
     self.recent = self.recent[max(len(self.recent) - self.options.history, 0) :]
+    self._known = None
     self.spread = FORGET * self.spread + (n - 1) @ spreads(groups, done)
 
   def tallies(self) -> np.ndarray:
     """Recent counts, as `estimate_noise` takes them."""
     return pool(self.recent)
 
-  def estimate(self, wait: int = WAIT) -> None:
+  def estimate(self, step: int, wait: int = WAIT) -> None:
     """Estimates the noise, if not given, once `wait` steps are on record."""
-    if self.options.noise == UNKNOWN:
-      known = len(self.recent) >= min(wait, self.options.history) > 0
-      known = known and self.phi >= BINARY  # graded ones are believed
-      self.noise = estimate_noise(self.tallies()) if known else 0.0
+    if self.options.noise != UNKNOWN:
+      return
+    if len(self.recent) < min(wait, self.options.history) or not self.recent:
+      self.noise = 0.0
+    elif self.phi < BINARY:
+      self.noise = 0.0  # Graded verdicts are believed.
+    elif (step + 1) % self.options.noise_every == 0:
+      self.noise = estimate_noise(self.tallies())
 
   def state_dict(self) -> dict:
     return {
@@ -280,5 +314,6 @@ class EbEffective(widening.Widening):
     self.recent = [
       np.asarray(rows, np.float64).reshape(-1, 3) for rows in state["recent"]
     ]
+    self._known = None
     self.noise = float(state["noise"])
     self.spread = np.asarray(state["spread"], np.float64)

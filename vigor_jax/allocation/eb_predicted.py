@@ -48,6 +48,8 @@ class EbPredictedOptions(eb_effective.EbEffectiveOptions):
   Attributes:
     window: prompts looked at per step, as a multiple of max_prompts.
     explore: share of the openings that goes by the stream's order.
+    refits: rounds of a step, the first ones, before which the prediction learns
+      from what is known by then; it always does at a step's end.
     looks: what the prediction sees of a prompt: "tokens"; "module:function" of
       the prompts, see features.source; or "shuffled", another prompt's tokens,
       a control.
@@ -55,12 +57,14 @@ class EbPredictedOptions(eb_effective.EbEffectiveOptions):
 
   window: float = 4.0
   explore: float = 0.125
+  refits: int = 1000
   looks: str = features.TOKENS
 
   def validate(self) -> None:
     super().validate()
     base.check_float("window", self.window, low=1, high=1000)
     base.check_float("explore", self.explore, low=0, high=1)
+    base.check_int("refits", self.refits, low=0)
     features.source(self.looks)
 
 
@@ -99,18 +103,18 @@ class EbPredicted(eb_effective.EbEffective):
     self.graded = difficulty.Spread()
     self.price = 0.0  # value of the best rollout that the last step left out
     self.seen = -1  # last position of the stream that was looked at
+    self._designs = None  # stream, positions and designs of the last peek
 
   def begin(self, stream, step: int) -> base.Groups:
     prompts = stream.peek(self.window)
-    x = self.features(prompts)
-    if x is None or not self.predictor.look(x):
+    z = self.designs(stream, prompts)
+    if z is None:
       return super().begin(stream, step)
     if self.options.looks == features.SHUFFLED:
       keys = addressed_uniform(
         self.seed, step, 0, prompts.positions, SHUFFLING
       )
-      x = x[np.argsort(keys)]
-    z = self.predictor.design(x)
+      z = z[np.argsort(keys)]
     forecast = self.predictor.forecast(z)
     rows, skipped = self.choose(prompts, forecast)
     self.seen = max(self.seen, int(prompts.positions[rows].max()))
@@ -125,13 +129,36 @@ class EbPredicted(eb_effective.EbEffective):
     groups.plan = Look(z[rows], forecast[rows])
     return groups
 
+  def designs(self, stream, prompts) -> np.ndarray | None:
+    """Designs of what was peeked: float64 [k, D + 1]; None if all look alike.
+
+    Most prompts are looked at step after step. Their rows are kept, where the
+    features of a prompt depend on that prompt alone.
+    """
+    known, positions = self._designs, prompts.positions
+    if known is None or known[0] is not stream:
+      x = self.features(prompts)
+      if x is None or not self.predictor.look(x):
+        return None
+      z = self.predictor.design(x)
+    else:
+      _, before, rows = known
+      at = np.minimum(np.searchsorted(before, positions), len(before) - 1)
+      new = np.flatnonzero(before[at] != positions)
+      z = rows[at]
+      if len(new):
+        z[new] = self.predictor.design(self.features(prompts.take(new)))
+    if getattr(self.features, "by_row", False) and hasattr(prompts, "take"):
+      ascending = (positions[1:] > positions[:-1]).all()
+      self._designs = (stream, positions, z) if ascending else None
+    return z
+
   def worth(self, forecast: np.ndarray) -> np.ndarray:
     """Value of opening a prompt, before any verdict: float64 [k]."""
-    none = np.zeros(0)
-    prior = self.conditional.prior(forecast)
-    spread = self.own_spread(none, np.zeros((0, 2)), forecast, self.graded.sums)
-    _, (v, noise, _) = self.moments(none, none, prior[:0], prior, spread)
-    return v - self.rho / 2 * noise
+    v, noise, _ = self.table.T
+    worth = self.conditional.mean(forecast, v - self.rho / 2 * noise)
+    spread = self.own_spread(forecast)
+    return worth if spread is None else worth * spread[1]
 
   def choose(self, prompts, forecast: np.ndarray):
     """Which prompts become groups, in the order in which they are opened.
@@ -146,16 +173,22 @@ class EbPredicted(eb_effective.EbEffective):
       good, being passed over and not worth that).
     """
     worth = self.worth(forecast)
-    first = np.unique(prompts.uids, return_index=True)[1]
-    again = np.ones(len(worth), bool)
-    again[first] = False  # a prompt whose next epoch has begun waits
+    again = np.zeros(len(worth), bool)
+    uids = prompts.uids
+    if not (uids[1:] > uids[:-1]).all():
+      again[:] = True
+      again[np.unique(uids, return_index=True)[1]] = False
+    # A prompt whose next epoch has begun waits.
     new = np.flatnonzero(~again & (prompts.positions > self.seen))
     explored = new[: self.explored]
     poor = worth < MARGIN * self.price
     # The best of each level first among those that have the same turn.
-    order = np.lexsort((-worth, difficulty.turns(forecast, poor), poor, again))
-    order = order[~np.isin(order, explored)]
-    chosen = order[: self.max_prompts - len(explored)]
+    turns = difficulty.turns(forecast, poor)
+    turns += (2 * again + poor) * len(turns)
+    order = np.lexsort((-worth, turns))
+    rest = np.ones(len(worth), bool)
+    rest[explored] = False
+    chosen = order[rest[order]][: self.max_prompts - len(explored)]
     skipped = poor & ~again
     skipped[explored] = skipped[chosen] = False
     skipped[chosen.max() :] = False
@@ -167,23 +200,26 @@ class EbPredicted(eb_effective.EbEffective):
     opened, look = groups.opened, groups.plan
     n, k = groups.n[opened], groups.reward_sum[opened]
     self.fit(n, k)
-    self.forecast(look, opened, n, k, NEWTON)
+    if len(groups.round_counts) <= self.options.refits:
+      self.forecast(look, opened, n, k, NEWTON)
+      look.forecast[~opened] = look.fit.forecast(look.design[~opened])
+    mine, others = look.forecast[opened], look.forecast[~opened]
     phi, noise = self.phi, self.noise
     self.conditional.fit(
-      self.tally(n, k, look.forecast[opened]),
+      self.tally(n, k, mine),
       lambda n, k: eb_effective.likelihood(n / phi, k / phi, noise),
       self.weights,
       PATIENCE * self.options.em_iterations,
+      key=(phi, noise),
     )
-    own = (n - 1)[:, None] * eb_effective.spreads(groups, opened)
-    mine, others = look.forecast[opened], look.forecast[~opened]
     look.value = self.values(
-      n, k, opened, self.conditional.prior(look.forecast),
-      self.own_spread(mine, own, others, self.graded.after(mine, own)),
+      n, k, opened, self.conditional.prior(mine),
+      self.conditional.mean(others, self.table),
+      self.own_spread(look.forecast, groups),
     )  # fmt: skip
     return look.value
 
-  def own_spread(self, forecast, own, others, sums):
+  def own_spread(self, forecast, groups=None):
     """Each prompt's phi / the common one, as `moments` takes them.
 
     A group that got the same partial reward twice has a mean inside (0, 1) and
@@ -191,27 +227,32 @@ class EbPredicted(eb_effective.EbEffective):
     those of prompts that look alike.
 
     Args:
-      forecast: float64 [m], of opened prompts.
-      own: float64 [m, 2], their variances, see difficulty.Spread.
-      others: float64 [q], forecasts of the others.
-      sums: of difficulty.Spread.
+      forecast: float64 [k].
+      groups: k of them; None: prompts none of which is opened.
 
     Returns:
-      (float64 [m], float64 [q]), or None where rewards are 0/1.
+      (float64 [opened], float64 [others]), or None where rewards are 0/1.
     """
     if self.phi >= eb_effective.BINARY:
       return None
-    phi = difficulty.Spread.of(forecast, sums, self.phi)
+    if groups is None:
+      phi = difficulty.Spread.of(forecast, self.graded.sums, self.phi)
+      return np.zeros(0), phi / self.phi
+    opened = groups.opened
+    mine, others = forecast[opened], forecast[~opened]
+    own = eb_effective.spreads(groups, opened)
+    own *= (groups.n[opened] - 1)[:, None]
+    sums = self.graded.after(mine, own)
+    phi = difficulty.Spread.of(mine, sums, self.phi)
     phi = (difficulty.PAIR * phi + own[:, 0]) / (difficulty.PAIR + own[:, 1])
     new = difficulty.Spread.of(others, sums, self.phi)
     return phi / self.phi, new / self.phi
 
   def forecast(self, look, seen, n, k, newton) -> None:
-    """Forecasts anew from the verdicts n, k of the groups `seen`."""
+    """Forecasts anew those `seen`, from their verdicts n, k."""
     start = look.fit.mean if look.fit else None
     look.fit = self.predictor.fit(look.design[seen], n, k, start, newton)
     look.forecast[seen] = look.fit.without
-    look.forecast[~seen] = look.fit.forecast(look.design[~seen])
 
   def tally(self, n, k, forecast) -> np.ndarray:
     return difficulty.tally(n, k, forecast, eb_widening.HISTORY_QUANTUM)
@@ -219,7 +260,7 @@ class EbPredicted(eb_effective.EbEffective):
   def end(self, groups: base.Groups) -> None:
     self.record(groups)
     if groups.plan is None:
-      self.estimate()
+      self.estimate(groups.step)
       return
     done, look = groups.n > 0, groups.plan
     n, k = groups.n[done], groups.reward_sum[done]
@@ -227,7 +268,10 @@ class EbPredicted(eb_effective.EbEffective):
     # A prompt at its cap has no next rollout.
     rest = (value - groups.counts * slope)[groups.counts < self.options.cap]
     self.price = float(rest.max(initial=0.0))
-    self.forecast(look, done, n, k, difficulty.NEWTON)
+    # Where the host's time counts, the next step goes on with what is left.
+    thrifty = self.options.refits < self.options.rounds
+    newton = NEWTON if thrifty else difficulty.NEWTON
+    self.forecast(look, done, n, k, newton)
     self.predictor.commit(look.fit)
     self.graded.sums = self.graded.after(
       look.forecast[done],
@@ -236,7 +280,7 @@ class EbPredicted(eb_effective.EbEffective):
     self.conditional.remember(self.tally(n, k, look.forecast[done]))
     # At once: as long as it believes wrong verdicts it seeks out hopeless
     # prompts, whose successes are all false, and the policy unlearns.
-    self.estimate(wait=1)
+    self.estimate(groups.step, wait=1)
 
   def tallies(self) -> np.ndarray:
     """By the forecast's level, by which prompts were chosen and spent on."""
@@ -256,6 +300,7 @@ class EbPredicted(eb_effective.EbEffective):
 
   def restore(self, state: dict) -> None:
     super().restore(state)
+    self._designs = None
     self.rho = float(state["rho"])
     self.price = float(state["price"])
     self.seen = int(state["seen"])

@@ -61,8 +61,15 @@ def of(prompts) -> np.ndarray | None:
   given = getattr(prompts, "features", None)
   if given is not None:
     return np.asarray(given, np.float64)
+  padded = getattr(prompts, "padded", None)
+  if padded is not None:
+    return _hashed(*padded)
   tokens = getattr(prompts, "tokens", None)
   return None if tokens is None else hashed(tokens)
+
+
+# What a row holds depends on that prompt alone: a rule need not ask again.
+of.by_row = True
 
 
 def hashed(tokens: Sequence[np.ndarray]) -> np.ndarray:
@@ -74,43 +81,54 @@ def hashed(tokens: Sequence[np.ndarray]) -> np.ndarray:
   Returns:
     float64 [k, UNIGRAMS + BIGRAMS + 1].
   """
-  lengths = np.array([len(t) for t in tokens])
-  ids = np.concatenate([np.zeros(0, np.int64), *tokens]).astype(np.uint64)
-  owner = np.repeat(np.arange(len(tokens)), lengths)
+  lengths = np.array([len(t) for t in tokens], np.int64)
+  return _hashed(np.concatenate([np.zeros(0, np.int64), *tokens]), lengths)
+
+
+def _hashed(ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+  """`hashed` of ids one after another, or padded: [k, longest]."""
+  if ids.ndim == 2 and len(ids):
+    ids = ids[np.arange(ids.shape[1]) < lengths[:, None]]
+  ids = ids.astype(np.uint64)
+  size = UNIGRAMS + BIGRAMS + 1
+  first = np.repeat(np.arange(len(lengths)) * size, lengths)
   # A pair belongs to its first token; the last token of a prompt has none.
-  inner = owner[:-1] == owner[1:]
-  with np.errstate(over="ignore"):
-    pairs = (_mix(ids[:-1]) * _GOLDEN + ids[1:])[inner]
-  return np.concatenate(
-    [
-      _project(ids, owner, len(tokens), UNIGRAMS),
-      _project(pairs, owner[:-1][inner], len(tokens), BIGRAMS),
-      lengths[:, None].astype(np.float64),
-    ],
-    axis=1,
+  inner = first[:-1] == first[1:]
+  bits = _mix(ids)
+  pairs = (bits[:-1] * _GOLDEN + ids[1:])[inner]
+  result = _project(bits, first, UNIGRAMS, len(lengths) * size)
+  result += _project(
+    _mix(pairs), first[:-1][inner] + UNIGRAMS, BIGRAMS, len(result)
   )
+  result = result.reshape(len(lengths), size)
+  result[:, -1] = lengths
+  return result
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
   """The finaliser of splitmix64 (Steele et al. 2014), a 64-bit mixer."""
-  with np.errstate(over="ignore"):
-    x = x + _GOLDEN
-    x = (x ^ (x >> np.uint64(30))) * _MIX[0]
-    x = (x ^ (x >> np.uint64(27))) * _MIX[1]
-    return x ^ (x >> np.uint64(31))
+  x = x + _GOLDEN  # Whole arrays wrap round in silence.
+  x ^= x >> np.uint64(30)
+  x *= _MIX[0]
+  x ^= x >> np.uint64(27)
+  x *= _MIX[1]
+  x ^= x >> np.uint64(31)
+  return x
 
 
-def _project(items, owner, rows: int, size: int) -> np.ndarray:
-  """Sum over an owner's items of PLACES random signs each: [rows, size].
+def _project(bits, first, size: int, total: int) -> np.ndarray:
+  """Sums PLACES random signs of every item into `size` cells: [total].
 
   Whole numbers, so the sums do not depend on their order. `size` is at most
   2**12.
+
+  Args:
+    bits: uint64 [n], an item's mixed bits, 16 for each of its places.
+    first: int64 [n], where the cells of the item's owner begin.
+    size: cells of an owner.
+    total: cells of all owners.
   """
-  bits = _mix(items)
-  result = np.zeros(rows * size)
-  for place in range(PLACES):
-    part = bits >> np.uint64(16 * place)
-    column = (part & np.uint64(0xFFF)).astype(np.int64) % size
-    sign = ((part >> np.uint64(12)) & np.uint64(1)).astype(np.float64) * 2 - 1
-    result += np.bincount(owner * size + column, sign, rows * size)
-  return result.reshape(rows, size)
+  part = bits.astype("<u8", copy=False).view("<u2").reshape(-1, PLACES)
+  cell = (part & np.uint16(0xFFF)) % np.uint16(size) + first[:, None]
+  sign = (part >> np.uint16(12) & np.uint16(1)) * 2.0 - 1.0
+  return np.bincount(cell.ravel(), sign.ravel(), total)

@@ -87,6 +87,11 @@ class DrawnPrompts(Prompts):
   def __len__(self) -> int:
     return len(self.positions)
 
+  @property
+  def padded(self) -> tuple[np.ndarray, np.ndarray]:
+    """Prompt ids int32 [k, n], and how many of a row are the prompt's: [k]."""
+    return self.rows.prompts, self.rows.prompt_lengths
+
   @functools.cached_property
   def tokens(self) -> list[np.ndarray]:
     return self.rows.prompt_lists()
