@@ -397,6 +397,33 @@ def test_two_processes_keep_the_reference_where_the_run_began(root, tmp_path):
   assert kl[1] == pytest.approx(kl[0], rel=1e-3, abs=1e-9)
 
 
+# Trains, process 1 from 40 s after the others on, as if compiling took longer.
+LATE = """
+import os, sys, time
+from vigor_jax import experiment, train
+build = experiment.build
+def late(*arguments, **options):
+  parts = build(*arguments, **options)
+  time.sleep(40 * (os.environ["JAX_PROCESS_ID"] == "1"))
+  return parts
+experiment.build = late
+sys.exit(train.main(sys.argv))
+"""
+
+
+@pytest.mark.extended
+def test_a_process_may_come_late(root, tmp_path):
+  workdir = str(tmp_path / "run")
+  log = _run(root, workdir, 2, 2, "--config.reward.noise=0.3", command=(
+    "-c", LATE, f"--config={root}/tests/multihost_config.py",
+    f"--workdir={workdir}"))
+  assert "step 3/3" in log
+  # All connections were there before the first step, and none came later.
+  opened = [i for i, line in enumerate(log.splitlines()) if "[Gloo]" in line]
+  first = log[: log.index("step 1/3")].count("\n")
+  assert opened and opened[-1] < first
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_eight_devices_go_on_as_fewer(root, tmp_path, devices):

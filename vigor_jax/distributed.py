@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import glob
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -258,6 +260,34 @@ def initialize(timeout: float, environ: Mapping[str, str] | None = None
   _cluster = Cluster(jax.process_index(), jax.process_count(),
                      distributed.global_state.client, timeout)
   return _cluster
+
+
+@functools.cache
+def connect(mesh: Any) -> None:
+  """Opens every connection that collectives on a mesh of CPU devices need.
+
+  The CPU backend opens those of a set of devices at its first collective, and
+  ends the process when another comes 30 s later, as where each compiles first.
+  Those that are open wait as long as it takes. All processes must call this.
+  """
+  devices = mesh.devices.flat
+  if _cluster.count == 1 or devices[0].platform != "cpu":
+    return
+  import jax
+  everyone = jax.sharding.PartitionSpec(mesh.axis_names)
+  ones = jax.make_array_from_callback(
+      (len(devices),), jax.sharding.NamedSharding(mesh, everyone),
+      lambda index: np.ones(len(devices), np.float32)[index])
+  sets = [axes for k in range(1, 1 + len(mesh.axis_names))
+          for axes in itertools.combinations(mesh.axis_names, k)]
+  # Compiled by all of them before the first one runs.
+  programs = [jax.jit(jax.shard_map(
+      functools.partial(jax.lax.psum, axis_name=axes), mesh=mesh,
+      in_specs=everyone, out_specs=everyone)).lower(ones).compile()
+      for axes in sets]
+  _cluster.exchange("connecting", b"")
+  for program in programs:
+    jax.block_until_ready(program(ones))
 
 
 def _described(environ: Mapping[str, str]) -> dict[str, Any] | None:

@@ -217,6 +217,8 @@ def build(config, *, training: bool = True) -> Experiment:
     ValueError: with the field, file or prompt that is wrong.
   """
   placement = sharding.placement_of(config)
+  if placement is not None:
+    distributed.connect(placement.mesh)
   if config.evaluation.suite and not training:
     first = suites.parse(config.evaluation.suite)[0]
     task = suites.build(first, _task_options(config),
