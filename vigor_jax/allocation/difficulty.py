@@ -364,8 +364,16 @@ def _distinct(rows: np.ndarray, number=None) -> np.ndarray:
   number: float64 [rows], prompts of each; default: one.
   """
   # One number for each: k in 2**-10, below 2**17 of them; n up to 2**13.
-  code = (rows[:, 0] * 2.0**17 + rows[:, 1]) * 2.0**10 * len(KNOTS)
+  code = (rows[:, 0] * 2.0**17 + rows[:, 1]) * (2.0**10 * len(KNOTS))
   code += rows[:, 2]
-  _, first, index = np.unique(code, return_index=True, return_inverse=True)
-  number = np.bincount(index, number, len(first))
-  return np.column_stack([rows[first], number])
+  order = code.argsort()
+  code = code[order]
+  begins = np.ones(len(code), bool)
+  np.not_equal(code[1:], code[:-1], out=begins[1:])
+  first = begins.nonzero()[0]
+  result = np.empty((len(first), 4))
+  result[:, :3] = rows[order[first]]
+  each = np.ones(len(code)) if number is None else number[order]
+  if len(first):
+    result[:, 3] = np.add.reduceat(each, first)
+  return result

@@ -277,14 +277,20 @@ class EbEffective(widening.Widening):
     self.record(groups)
     self.estimate(groups.step)
 
-  def record(self, groups: base.Groups) -> None:
-    """Keeps a finished step's counts."""
+  def record(self, groups: base.Groups) -> np.ndarray:
+    """Keeps a finished step's counts.
+
+    Returns:
+      (n - 1) x `spreads`: float [m, 2].
+    """
     done = groups.n > 0
     n, k = groups.n[done], groups.reward_sum[done]
     self.recent.append(eb_widening.tally(n, k))
     self.recent = self.recent[max(len(self.recent) - self.options.history, 0) :]
     self._known = None
-    self.spread = FORGET * self.spread + (n - 1) @ spreads(groups, done)
+    own = (n - 1)[:, None] * spreads(groups, done)
+    self.spread = FORGET * self.spread + own.sum(0)
+    return own
 
   def tallies(self) -> np.ndarray:
     """Recent counts, as `estimate_noise` takes them."""

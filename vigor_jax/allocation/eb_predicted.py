@@ -48,8 +48,8 @@ class EbPredictedOptions(eb_effective.EbEffectiveOptions):
   Attributes:
     window: prompts looked at per step, as a multiple of max_prompts.
     explore: share of the openings that goes by the stream's order.
-    refits: rounds of a step, the first ones, before which the prediction learns
-      from what is known by then; it always does at a step's end.
+    refits: rounds of a step, the first ones, before which the prediction and
+      the priors learn from the verdicts so far; 0: they learn at its end only.
     looks: what the prediction sees of a prompt: "tokens"; "module:function" of
       the prompts, see features.source; or "shuffled", another prompt's tokens,
       a control.
@@ -199,25 +199,29 @@ class EbPredicted(eb_effective.EbEffective):
       return super().marginal(groups)
     opened, look = groups.opened, groups.plan
     n, k = groups.n[opened], groups.reward_sum[opened]
-    self.fit(n, k)
     if len(groups.round_counts) <= self.options.refits:
+      self.fit(n, k)
       self.forecast(look, opened, n, k, NEWTON)
       look.forecast[~opened] = look.fit.forecast(look.design[~opened])
+      self.fit_conditional(self.tally(n, k, look.forecast[opened]))
     mine, others = look.forecast[opened], look.forecast[~opened]
-    phi, noise = self.phi, self.noise
-    self.conditional.fit(
-      self.tally(n, k, mine),
-      lambda n, k: eb_effective.likelihood(n / phi, k / phi, noise),
-      self.weights,
-      PATIENCE * self.options.em_iterations,
-      key=(phi, noise),
-    )
     look.value = self.values(
       n, k, opened, self.conditional.prior(mine),
       self.conditional.mean(others, self.table),
       self.own_spread(look.forecast, groups),
     )  # fmt: skip
     return look.value
+
+  def fit_conditional(self, rows) -> None:
+    """EM for the priors by forecast; rows: a step's tally."""
+    phi, noise = self.phi, self.noise
+    self.conditional.fit(
+      rows,
+      lambda n, k: eb_effective.likelihood(n / phi, k / phi, noise),
+      self.weights,
+      PATIENCE * self.options.em_iterations,
+      key=(phi, noise),
+    )
 
   def own_spread(self, forecast, groups=None):
     """Each prompt's phi / the common one, as `moments` takes them.
@@ -258,7 +262,7 @@ class EbPredicted(eb_effective.EbEffective):
     return difficulty.tally(n, k, forecast, eb_widening.HISTORY_QUANTUM)
 
   def end(self, groups: base.Groups) -> None:
-    self.record(groups)
+    own = self.record(groups)
     if groups.plan is None:
       self.estimate(groups.step)
       return
@@ -273,14 +277,14 @@ class EbPredicted(eb_effective.EbEffective):
     newton = NEWTON if thrifty else difficulty.NEWTON
     self.forecast(look, done, n, k, newton)
     self.predictor.commit(look.fit)
-    self.graded.sums = self.graded.after(
-      look.forecast[done],
-      (n - 1)[:, None] * eb_effective.spreads(groups, done),
-    )
+    self.graded.sums = self.graded.after(look.forecast[done], own)
     self.conditional.remember(self.tally(n, k, look.forecast[done]))
     # At once: as long as it believes wrong verdicts it seeks out hopeless
     # prompts, whose successes are all false, and the policy unlearns.
     self.estimate(groups.step, wait=1)
+    if not self.options.refits:
+      self.fit(n[:0], k[:0])
+      self.fit_conditional(np.zeros((0, 4)))
 
   def tallies(self) -> np.ndarray:
     """By the forecast's level, by which prompts were chosen and spent on."""
