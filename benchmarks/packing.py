@@ -1,6 +1,6 @@
 """How much of the update's rows is work, on completions of heavy-tailed length.
 
-  python benchmarks/packing.py [--quick] [--update] [--ahead]
+  python benchmarks/packing.py [--quick] [--update | --ahead=3b:768,1536]
 
 Packs steps of the published configurations (their budget, row length and rows
 per micro-batch) with the trainer's own code. Completions are lognormal, cut at
@@ -18,15 +18,15 @@ shared out unevenly. Per configuration, means over the steps:
 
 and seconds_a_step, the largest processor time of packing. Takes seconds.
 
---update takes CPU seconds of updates of a 4.5M model instead, one core, three
-steps of 64 rollouts, in rows of one length (1024 tokens), of two (and 512) and
-of three (and 256), taking turns; smallest of the repeats. Means of a quarter
-(*_4) and an eighth (*_8) of the limit. 5 minutes.
+--update takes CPU seconds of updates of a 4.5M model instead, one core, two
+steps of 64 rollouts, in rows of one length (1024 tokens), of two (and 512) and,
+where that makes a difference, of three (and 256), taking turns; smallest of
+two. Means of a quarter (*_4) and an eighth (*_8) of the limit. 6 minutes.
 
---ahead asks the TPU compiler (the `tpu` extra; Python 3.12) what a micro-batch
-of qwen2p5_3b_math's update costs a chip of v5e:4x4 in rows of 1536 tokens and
-of half of that, in the configuration's rows of 4096 and of half, and what it
-takes to compile one program with both. Some minutes.
+--ahead=3b:768,1536 asks the TPU compiler (the `tpu` extra; Python 3.12) what a
+micro-batch of qwen2p5_3b_math's update costs a chip of its topology in rows of
+768 and in rows of 1536 tokens, and what one program with both needs; 8b: is
+qwen3_8b_livecodebench. 5 minutes or more.
 """
 
 import argparse
@@ -148,33 +148,36 @@ def update_seconds(quick):
   for part in (8,) if quick else (4, 8):
     packs = {}
     for name, shorter in (("one", ()), ("two", (512,)), ("three", (256, 512))):
-      packs[name] = [
+      steps = [
         buckets.pack(**small_step(seed, part), rollouts=SMALL,
                      shapes=buckets.shapes(ROW, 1, shorter))
-        for seed in range(1 if quick else 3)]
-      key = f"{name}_{part}"
-      figures[f"update_useful_{key}"] = float(np.mean(
-        [packing.useful_share(rows) for rows, _ in packs[name]]))
-      used = [packing.each(used) for _, used in packs[name]]
-      figures[f"update_micro_{key}"] = float(np.sum(used))
-      print(f"a mean of 1/{part}, {name}: micro-batches {used}, the shortest "
-            "rows first", flush=True)
-    seconds = {name: [] for name in packs}
-    for turn in range(2 if quick else 4):
-      for name, steps in packs.items():
-        begun = time.process_time()
-        for rows, used in steps:
+        for seed in range(1 if quick else 2)]
+      used = np.array([packing.each(used) for _, used in steps])
+      print(f"a mean of 1/{part}, {name}: micro-batches {used.tolist()}, the "
+            "shortest rows first", flush=True)
+      figures[f"update_useful_{name}_{part}"] = float(np.mean(
+        [packing.useful_share(rows) for rows, _ in steps]))
+      figures[f"update_micro_{name}_{part}"] = float(used.sum())
+      if name != "three" or used[:, 0].any():  # Else it is the same again.
+        packs[name] = steps
+    seconds = {name: 0.0 for name in packs}
+    for name, steps in packs.items():  # Compiles, and gradients are compared.
+      state, metrics = updater.update(state, *steps[0], float(SMALL), 0.0)
+      figures[f"grad_norm_{name}_{part}"] = update.to_host(metrics)["grad_norm"]
+    for steps in zip(*packs.values()):
+      best = np.full(len(steps), np.inf)
+      for _ in range(1 if quick else 2):
+        for i, (rows, used) in enumerate(steps):
+          begun = time.process_time()
           state, metrics = updater.update(state, rows, used, float(SMALL), 0.0)
           update.to_host(metrics)
-        if turn:  # The first one compiles.
-          seconds[name].append(time.process_time() - begun)
-        elif part == 8:
-          figures[f"grad_norm_{name}"] = float(metrics["grad_norm"])
-    for name in packs:
-      figures[f"update_s_{name}_{part}"] = min(seconds[name])
-    for name in ("two", "three"):
-      figures[f"{name}_over_one_{part}"] = (
-        min(seconds[name]) / min(seconds["one"]))
+          best[i] = min(best[i], time.process_time() - begun)
+      for name, value in zip(packs, best):
+        seconds[name] += value
+    for name, value in seconds.items():
+      figures[f"update_s_{name}_{part}"] = float(value)
+      if name != "one":
+        figures[f"{name}_over_one_{part}"] = float(value / seconds["one"])
   return figures
 
 
@@ -198,29 +201,27 @@ def small_step(seed, part):
 # ------------------------------------------------------------- ahead of time
 
 
-def ahead(quick):
-  """What the compiler says of micro-batches of rows of several lengths."""
+def ahead(what, quick):
+  """What the compiler says of micro-batches of rows of several lengths.
+
+  what: "3b:768,1536", configuration and lengths, ascending.
+  """
   from vigor_jax.aot import chips
-
-  name = "v5e:4x4"
-  chips.prepare(name)
-  topology, figures = chips.topology(name), {}
-  for lengths in (768, 1536), (4096,), (2048, 4096):
-    found = compiled(topology, lengths, quick)
-    for key, value in found.items():
-      print(f"{key}: {value:.4g}", flush=True)
-    figures |= found
-  return figures
-
-
-def compiled(topology, lengths, quick):
-  """Figures of the update with rows of these lengths, ascending, by name."""
-  from vigor_jax.aot import chips, cost, estimate, programs
   from vigor_jax.config import load_file
+
+  label, _, lengths = what.partition(":")
+  config = load_file(str(ROOT / "configs" / f"{CONFIGS[label]}.py"))
+  chips.prepare(config.topology)  # Before jax is imported.
+  return compiled(config.copy_and_resolve_references(),
+                  [int(length) for length in lengths.split(",")], quick)
+
+
+def compiled(config, lengths, quick):
+  """Figures of the update with rows of these lengths, by name."""
+  from vigor_jax.aot import chips, cost, estimate, programs
   from vigor_jax.policy import packing
 
-  config = load_file(str(ROOT / "configs" / "qwen2p5_3b_math.py"))
-  config = config.copy_and_resolve_references()
+  topology = chips.topology(config.topology)
   *shorter, longest = lengths
   if longest < config.policy.row_length:
     config.sampling.prompt_buckets = (512,)
@@ -264,11 +265,14 @@ def compiled(topology, lengths, quick):
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__)
-  for flag in ("--quick", "--update", "--ahead"):
-    parser.add_argument(flag, action="store_true")
+  parser.add_argument("--quick", action="store_true")
+  parser.add_argument("--update", action="store_true")
+  parser.add_argument("--ahead", default="")
   args = parser.parse_args()
-  measure = ahead if args.ahead else update_seconds if args.update else plans
-  figures = measure(args.quick)
+  if args.ahead:
+    figures = ahead(args.ahead, args.quick)
+  else:
+    figures = (update_seconds if args.update else plans)(args.quick)
   # Of half of the groups the last micro-batch is a larger part.
   judged = ("useful_share", "update_useful")
   if not args.quick:

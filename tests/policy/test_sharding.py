@@ -154,7 +154,7 @@ def batch(n=48, length=6):
     np.abs(f(n)), -np.abs(f(n, length)),
     shapes=buckets.shapes(16, 8, shorter), rollouts=n)
 
-packed, micros = batch()
+packed, micros = batch(64 if shorter else 48)
 assert np.all(micros), "a length of rows is not in use"
 for tied, layers, kv, width, *rank in json.loads(sys.argv[1]):
   sizes = transformer.Sizes(layers=layers, width=width, heads=4, kv_heads=kv,
