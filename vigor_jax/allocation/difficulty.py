@@ -111,16 +111,11 @@ class Predictor:
       value = n @ np.logaddexp(0, t) - k @ t + move @ pull / 2
       return float(value), t, pull
 
-    def curvature(p):
-      # A matrix times itself: half the work, and symmetric to the last bit.
-      half = z * np.sqrt(n * p * (1 - p))[:, None]
-      return before + half.T @ half
-
     w = self.mean if start is None else start
     value, t, pull = at(w)
     p, precision = 1 / (1 + np.exp(-t)), None
     for _ in range(newton):
-      precision = curvature(p)
+      precision = before + _square(z, n * p * (1 - p))
       move = np.linalg.solve(precision, z.T @ (k - n * p) - pull)
       found, *rest = at(w + move)
       # Newton's step may be too long far from the solution.
@@ -135,13 +130,38 @@ class Predictor:
       if done:
         break
     if precision is None:
-      precision = curvature(p)
+      precision = before + _square(z, n * p * (1 - p))
     fit = Fit(w, np.linalg.inv(precision), precision)
     # Leaving one prompt out, by one step of Newton from the common solution.
     share = _variance(z, fit.covariance)
     rest = share / np.maximum(1 - n * p * (1 - p) * share, TINY)
     fit.without = _moderate(t - rest * (k - n * p), rest)
     return fit
+
+  def step(self, z, n, k) -> None:
+    """Ends a step with one iteration, where `fit` and `commit` take several.
+
+    It begins where the last step ended, and the next one goes on with what it
+    leaves. Arguments as in `fit`.
+    """
+    worth = 1 / (1 + (n - 1) * ALIKE)
+    n, k = n * worth, k * worth
+    before = self._before()
+    t = z @ self.mean
+    p = 1 / (1 + np.exp(-t))
+    precision = before + _square(z, n * p * (1 - p))
+    covariance = np.linalg.inv(precision)
+    move = covariance @ ((k - n * p) @ z)
+    turn, pull = z @ move, move @ before @ move / 2
+
+    def loss(s):
+      logits = t + s * turn
+      return n @ np.logaddexp(0, logits) - k @ logits + s * s * pull
+
+    size, value = 1.0, loss(0.0)
+    while loss(size) > value and size > TINY:  # as in `fit`
+      size /= 2
+    self.commit(Fit(self.mean + size * move, covariance, precision))
 
   def _before(self) -> np.ndarray:
     """Precision of the weights before a step's verdicts: some is forgotten."""
@@ -193,6 +213,13 @@ class Fit:
   def forecast(self, z: np.ndarray) -> np.ndarray:
     """Logit of the predictive success probability: float64 [k]."""
     return _moderate(z @ self.mean, _variance(z, self.covariance))
+
+
+def _square(z, weight) -> np.ndarray:
+  """Sum of weight z z': float64 [D + 1, D + 1]."""
+  # A matrix times itself: half the work, and symmetric to the last bit.
+  half = z * np.sqrt(weight)[:, None]
+  return half.T @ half
 
 
 def _variance(z, covariance) -> np.ndarray:

@@ -272,11 +272,11 @@ class EbPredicted(eb_effective.EbEffective):
     # A prompt at its cap has no next rollout.
     rest = (value - groups.counts * slope)[groups.counts < self.options.cap]
     self.price = float(rest.max(initial=0.0))
-    # Where the host's time counts, the next step goes on with what is left.
-    thrifty = self.options.refits < self.options.rounds
-    newton = NEWTON if thrifty else difficulty.NEWTON
-    self.forecast(look, done, n, k, newton)
-    self.predictor.commit(look.fit)
+    if self.options.refits:
+      self.forecast(look, done, n, k, difficulty.NEWTON)
+      self.predictor.commit(look.fit)
+    else:  # The forecasts were made without any of these verdicts.
+      self.predictor.step(look.design[done], n, k)
     self.graded.sums = self.graded.after(look.forecast[done], own)
     self.conditional.remember(self.tally(n, k, look.forecast[done]))
     # At once: as long as it believes wrong verdicts it seeks out hopeless
