@@ -52,6 +52,11 @@ class TestFeatures:
       features.of(padded), features.hashed([[1], [2, 3, 3], []])
     )
     assert features.of(types.SimpleNamespace()) is None
+    without = features.source("bag")(padded)
+    u = features.UNIGRAMS
+    np.testing.assert_array_equal(
+      without, np.delete(features.of(padded), range(u, u + features.BIGRAMS), 1)
+    )
 
 
 def learned(seed=0, prompts=60, width=5):

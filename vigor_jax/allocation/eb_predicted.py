@@ -50,9 +50,9 @@ class EbPredictedOptions(eb_effective.EbEffectiveOptions):
     explore: share of the openings that goes by the stream's order.
     refits: rounds of a step, the first ones, before which the prediction and
       the priors learn from the verdicts so far; 0: they learn at its end only.
-    looks: what the prediction sees of a prompt: "tokens"; "module:function" of
-      the prompts, see features.source; or "shuffled", another prompt's tokens,
-      a control.
+    looks: what the prediction sees of a prompt: "tokens"; "bag", the same but
+      for their order; "module:function" of the prompts, see features.source; or
+      "shuffled", another prompt's tokens, a control.
   """
 
   window: float = 4.0

@@ -26,14 +26,15 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-TOKENS, SHUFFLED = "tokens", "shuffled"
+TOKENS, BAG, SHUFFLED = "tokens", "bag", "shuffled"
 
 
 def source(name: str) -> Callable[[Any], np.ndarray | None]:
   """What makes the features of prompts, by the option's value.
 
   Args:
-    name: "tokens"; "shuffled", the same but for the rule to shuffle; or
+    name: "tokens"; "bag", the same without pairs of neighbours, a third less to
+      compute with; "shuffled", tokens for the rule to shuffle; or
       "module:function", which gets what the stream handed out (positions, uids,
       tokens, texts, metadata) and returns float [k, D]. It must be a pure
       function: a run that is killed and started again asks it again.
@@ -43,63 +44,78 @@ def source(name: str) -> Callable[[Any], np.ndarray | None]:
   """
   if name in (TOKENS, SHUFFLED):
     return of
+  if name == BAG:
+    return bag
   module, _, function = name.partition(":")
   try:
     return getattr(importlib.import_module(module), function)
   except (ImportError, AttributeError, ValueError) as error:
     raise ValueError(
-      f"looks={name!r} must be {TOKENS!r}, {SHUFFLED!r} or 'module:function'"
+      f"looks={name!r} must be {TOKENS!r}, {BAG!r}, {SHUFFLED!r} or"
+      " 'module:function'"
       f" ({error})"
     ) from error
 
 
-def of(prompts) -> np.ndarray | None:
+def of(prompts, pairs: bool = True) -> np.ndarray | None:
   """Features of what a stream handed out: float64 [k, D], or None.
 
   None where there is nothing to look at, as in simulations of rewards alone.
+
+  Args:
+    prompts: their own `features`, or `padded` or `tokens` as in `hashed`.
+    pairs: whether pairs of neighbours count.
   """
   given = getattr(prompts, "features", None)
   if given is not None:
     return np.asarray(given, np.float64)
   padded = getattr(prompts, "padded", None)
   if padded is not None:
-    return _hashed(*padded)
+    return _hashed(*padded, pairs)
   tokens = getattr(prompts, "tokens", None)
-  return None if tokens is None else hashed(tokens)
+  return None if tokens is None else hashed(tokens, pairs)
+
+
+def bag(prompts) -> np.ndarray | None:
+  """`of` without pairs of neighbours."""
+  return of(prompts, pairs=False)
 
 
 # What a row holds depends on that prompt alone: a rule need not ask again.
-of.by_row = True
+of.by_row = bag.by_row = True
 
 
-def hashed(tokens: Sequence[np.ndarray]) -> np.ndarray:
+def hashed(tokens: Sequence[np.ndarray], pairs: bool = True) -> np.ndarray:
   """Projected counts of tokens and of pairs, and the length.
 
   Args:
     tokens: k int arrays of prompt ids, unpadded.
+    pairs: whether pairs count.
 
   Returns:
-    float64 [k, UNIGRAMS + BIGRAMS + 1].
+    float64 [k, UNIGRAMS + BIGRAMS + 1], without BIGRAMS if pairs do not count.
   """
   lengths = np.array([len(t) for t in tokens], np.int64)
-  return _hashed(np.concatenate([np.zeros(0, np.int64), *tokens]), lengths)
+  ids = np.concatenate([np.zeros(0, np.int64), *tokens])
+  return _hashed(ids, lengths, pairs)
 
 
-def _hashed(ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _hashed(ids: np.ndarray, lengths: np.ndarray, pairs: bool) -> np.ndarray:
   """`hashed` of ids one after another, or padded: [k, longest]."""
   if ids.ndim == 2 and len(ids):
     ids = ids[np.arange(ids.shape[1]) < lengths[:, None]]
   ids = ids.astype(np.uint64)
-  size = UNIGRAMS + BIGRAMS + 1
+  size = UNIGRAMS + (BIGRAMS if pairs else 0) + 1
   first = np.repeat(np.arange(len(lengths)) * size, lengths)
-  # A pair belongs to its first token; the last token of a prompt has none.
-  inner = first[:-1] == first[1:]
   bits = _mix(ids)
-  pairs = (bits[:-1] * _GOLDEN + ids[1:])[inner]
   result = _project(bits, first, UNIGRAMS, len(lengths) * size)
-  result += _project(
-    _mix(pairs), first[:-1][inner] + UNIGRAMS, BIGRAMS, len(result)
-  )
+  if pairs:
+    # A pair belongs to its first token; the last token of a prompt has none.
+    inner = first[:-1] == first[1:]
+    both = (bits[:-1] * _GOLDEN + ids[1:])[inner]
+    result += _project(
+      _mix(both), first[:-1][inner] + UNIGRAMS, BIGRAMS, len(result)
+    )
   result = result.reshape(len(lengths), size)
   result[:, -1] = lengths
   return result
