@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,6 +182,29 @@ def test_damage_is_reported_with_its_folder(tmp_path, item, part):
   ):
     again.restore(5, params, opt_state)
   again.close()
+
+
+def test_the_latest_step_may_be_replaced_while_it_is_read(tmp_path, monkeypatch):
+  params, opt_state = _state()
+  store = checkpoints.Checkpoints(tmp_path, keep=1)
+  store.save(1, params, opt_state, {"step": 1})
+  store.wait()
+  restore, steps = checkpoints._restore, []
+
+  def slow(manager, step, *rest):
+    steps.append(step)
+    if step == 1:
+      store.save(2, params, opt_state, {"step": 2})
+      store.close()
+      shutil.rmtree(tmp_path / "checkpoints" / "1", ignore_errors=True)
+    return restore(manager, step, *rest)
+
+  monkeypatch.setattr(checkpoints, "_restore", slow)
+  found = checkpoints.restore_params(str(tmp_path), params)
+  assert steps == [1, 2] and found[1] == {"step": 2}
+  # A step that was asked for by its number is that one or none.
+  with pytest.raises(checkpoints.CheckpointError, match="no whole checkpoint"):
+    checkpoints.restore_params(str(tmp_path / "checkpoints" / "1"), params)
 
 
 def test_a_half_written_step_is_never_latest_and_can_be_saved(tmp_path):

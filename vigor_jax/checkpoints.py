@@ -201,18 +201,25 @@ def restore_params(path: str, target: Any) -> tuple[Any, dict[str, Any]]:
   folder, step = _locate(path)
   manager = _manager(folder, keep=None)
   try:
-    step = manager.latest_step() if step is None else step
-    if step not in manager.all_steps():
-      raise CheckpointError(
-        f"{folder}: there is no whole checkpoint"
-        + ("" if step is None else f" of step {step}")
-        + f"; there are {sorted(manager.all_steps()) or 'none'}"
-      )
-    where = os.path.join(folder, str(step))
-    restored = _restore(manager, step, where, {"params": target})
+    while True:
+      chosen = manager.latest_step() if step is None else step
+      if chosen not in manager.all_steps():
+        raise CheckpointError(
+          f"{folder}: there is no whole checkpoint"
+          + ("" if chosen is None else f" of step {chosen}")
+          + f"; there are {sorted(manager.all_steps()) or 'none'}"
+        )
+      where = os.path.join(folder, str(chosen))
+      try:
+        restored = _restore(manager, chosen, where, {"params": target})
+        return restored["params"], restored["host"]
+      except CheckpointError:
+        # A run that goes on may have replaced the latest step meanwhile.
+        manager.reload()
+        if step is not None or manager.latest_step() in (None, chosen):
+          raise
   finally:
     manager.close()
-  return restored["params"], restored["host"]
 
 
 def step_of(path: str) -> int:
