@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from vigor_jax.allocation import mixtures
 from vigor_jax.allocation.mixtures import Mixtures
 
 
@@ -21,3 +22,20 @@ def test_expected_counts_and_likelihood_kind_by_kind():
   np.testing.assert_allclose(
     mixtures.log_likelihood(weights), number @ np.log(total)
   )
+
+
+def test_distinct_rows_and_their_numbers():
+  rng = np.random.default_rng(0)
+  rows = np.column_stack([
+    rng.integers(1, 9000, 400) // 3000 + 8190.0,
+    rng.integers(0, 4, 400) * 2.0**-10 + 8000,
+    rng.integers(0, 3, 400),
+  ])  # fmt: skip
+  number = rng.integers(1, 5, 400) * 1.0
+  kinds, index = np.unique(rows, axis=0, return_inverse=True)
+  for each in (None, number):
+    found = mixtures.distinct(rows, each)
+    np.testing.assert_array_equal(found[:, :3], kinds)
+    expected = np.bincount(index.reshape(-1), each)
+    np.testing.assert_array_equal(found[:, 3], expected)
+  assert mixtures.distinct(rows[:0]).shape == (0, 4)

@@ -17,7 +17,7 @@ import dataclasses
 
 import numpy as np
 
-from vigor_jax.allocation.mixtures import Mixtures
+from vigor_jax.allocation import mixtures
 
 SPREAD = 2.0  # prior deviation of a prompt's logit, by its features
 LEVEL = 3.0  # and of the common level
@@ -289,17 +289,18 @@ class Conditional:
       self._known = key, past
     like = np.concatenate([past, likelihood(rows[:, 0], rows[:, 1])])
     rows = np.concatenate([self.pooled, rows])
-    mixtures = Mixtures(like, rows[:, 2].astype(np.int64), rows[:, 3],
-                        len(KNOTS))  # fmt: skip
+    kinds = mixtures.Mixtures(
+      like, rows[:, 2].astype(np.int64), rows[:, 3], len(KNOTS)
+    )
     # A table is (own + SHRINKAGE nearby) / (number + SHRINKAGE), with nearby
     # (NEARBY own + COMMON common) / around: linear in own.
-    number = mixtures.number[:, None]
+    number = kinds.number[:, None]
     around = NEARBY @ number + COMMON
     mix = SHRINKAGE * NEARBY / around + np.eye(len(KNOTS))
     mix /= number + SHRINKAGE
     rest = SHRINKAGE * COMMON / around / (number + SHRINKAGE) * common
     for _ in range(iterations):
-      self.tables = mix @ mixtures.expected(self.tables) + rest
+      self.tables = mix @ kinds.expected(self.tables) + rest
 
   def remember(self, rows: np.ndarray) -> None:
     """Appends a finished step's rows."""
@@ -310,7 +311,7 @@ class Conditional:
   def _remembered(self) -> None:
     """Pools recent rows, so that a round has few to go through."""
     rows = np.concatenate([np.zeros((0, 4)), *self.recent])
-    self.pooled = _distinct(rows[:, :3], rows[:, 3])
+    self.pooled = mixtures.distinct(rows[:, :3], rows[:, 3])
     self._known = None, None
 
   def state_dict(self) -> dict:
@@ -382,25 +383,4 @@ def turns(forecast, kind) -> np.ndarray:
 def tally(n, k, forecast, quantum: float) -> np.ndarray:
   """Distinct (n, k, nearest knot) with their number: float64 [rows, 4]."""
   k = np.rint(k / quantum) * quantum
-  return _distinct(np.stack([n, k, knots(forecast)], axis=1))
-
-
-def _distinct(rows: np.ndarray, number=None) -> np.ndarray:
-  """Distinct rows (n, k, knot), ascending, with their number: [rows, 4].
-
-  number: float64 [rows], prompts of each; default: one.
-  """
-  # One number for each: k in 2**-10, below 2**17 of them; n up to 2**13.
-  code = (rows[:, 0] * 2.0**17 + rows[:, 1]) * (2.0**10 * len(KNOTS))
-  code += rows[:, 2]
-  order = code.argsort()
-  code = code[order]
-  begins = np.ones(len(code), bool)
-  np.not_equal(code[1:], code[:-1], out=begins[1:])
-  first = begins.nonzero()[0]
-  result = np.empty((len(first), 4))
-  result[:, :3] = rows[order[first]]
-  each = np.ones(len(code)) if number is None else number[order]
-  if len(first):
-    result[:, 3] = np.add.reduceat(each, first)
-  return result
+  return mixtures.distinct(np.stack([n, k, knots(forecast)], axis=1))
