@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -68,7 +69,8 @@ def greedy(
     opened: bool [M], prompts opened so far.
     value, slope: float [M], A and D; D >= 0.
     keys: float [M], larger goes first among equal values of opened prompts;
-      unopened ones go in the pool's order.
+      unopened ones go in the pool's order. Or a function that gives them, for
+      when values tie.
     budget: rollouts to spend.
     cap: rollouts per prompt; rises by one whenever nothing else is left.
     m0: rollouts an unopened prompt takes.
@@ -137,6 +139,8 @@ def greedy(
     if len(x) > left:
       best = worth >= np.partition(worth, len(worth) - left)[-left]
       x, worth = x[best], worth[best]
+    if len(x) > left:
+      keys = keys() if callable(keys) else keys
       x = x[np.lexsort((-keys[x], -worth))[:left]]
     counts += np.bincount(x, minlength=len(counts))
     left -= len(x)
@@ -177,8 +181,13 @@ class Widening(base.Allocator):
     opening = groups.request(counts)
     left = self.budget - groups.spent
     share = left // o.rounds
-    # All at once: between rounds the device's work empties the host's caches.
-    keys = groups.uniforms(range(1, o.rounds + 1))
+    drawn: list[np.ndarray] = []
+
+    def keys(r):
+      # All at once: between rounds the device's work empties the host's caches.
+      drawn.extend(() if drawn else groups.uniforms(range(1, o.rounds + 1)))
+      return drawn[r - 1]
+
     cap = o.cap
     yield opening
     for r in range(1, o.rounds + 1):
@@ -190,7 +199,7 @@ class Widening(base.Allocator):
         groups.counts,
         groups.opened,
         *self.marginal(groups),
-        keys[r - 1],
+        functools.partial(keys, r),
         need,
         cap,
         o.initial_rollouts,

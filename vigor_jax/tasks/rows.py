@@ -39,10 +39,14 @@ class Rows:
 
   def keep(self, rows: np.ndarray | slice) -> "Rows":
     """The given rows of every array."""
-    arrays = [
-      getattr(self, f.name)[rows] for f in dataclasses.fields(self)[:-1]
-    ]
-    return Rows(*arrays, {k: v[rows] for k, v in self.metadata.items()})
+    return Rows(
+      self.prompts[rows],
+      self.prompt_lengths[rows],
+      self.completions[rows],
+      self.completion_lengths[rows],
+      self.levels[rows],
+      {k: v[rows] for k, v in self.metadata.items()},
+    )
 
   @staticmethod
   def concatenate(parts: list["Rows"]) -> "Rows":
