@@ -1,5 +1,6 @@
 """eb_predicted: features, the predictor, priors by forecast, the choice."""
 
+import copy
 import json
 import types
 
@@ -271,6 +272,18 @@ class TestRule:
     groups = run(rule, helpers.Stream(look=look), 0, 16)
     counts = sum(g.counts[g.uids % 8 == 0].sum() for g in groups[6:])
     assert counts / (256 * 10) > 0.7
+
+  def test_the_thrifty_form_goes_on_from_its_state(self):
+    first, second = (helpers.make("eb_predicted", THRIFTY) for _ in range(2))
+    stream = helpers.Stream(look=look)
+    run(first, stream, 0, 5)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    other = copy.deepcopy(stream)
+    mine, theirs = run(first, stream, 5, 8), run(second, other, 5, 8)
+    for a, b in zip(mine, theirs):
+      assert a.counts.tolist() == b.counts.tolist()
+      assert a.positions.tolist() == b.positions.tolist()
+    assert json.dumps(first.state_dict()) == json.dumps(second.state_dict())
 
   @pytest.mark.parametrize("looks", ["tokens", "shuffled"])
   def test_what_was_seen_before_is_not_looked_at_again(self, looks):
