@@ -434,7 +434,7 @@ def test_eight_devices_go_on_as_fewer(root, tmp_path, devices):
   assert "resumed from step 3" in log and "step 5/5" in log
 
 
-def _until(path, text, seconds=240):
+def _until(path, text, seconds=500):
   end = time.monotonic() + seconds
   while time.monotonic() < end:
     if os.path.exists(path) and text in open(path).read():
