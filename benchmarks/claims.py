@@ -8,7 +8,7 @@ The same command continues where it was stopped, cell by cell. Protocol:
   rates     every rule gets the learning rate, out of RATES, with the largest
             mean accuracy over the run (area under the curve), averaged over
             two tuning seeds on `plain` and `sparse_signal`
-  runs      STEPS steps of 256 rollouts; zero-advantage rollouts are left out
+  runs      120 steps of 256 rollouts; zero-advantage rollouts are left out
             of the update for every rule; every generated rollout counts
   targets   50 % and 85 % of the rise of uniform 32 x 8's mean curve over the
             first RISE of the run, so that slower rules get there too
@@ -35,8 +35,10 @@ import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import lean
+import streams as all_streams
+
 from vigor_jax import compare
-from vigor_jax import config as configuration
 from vigor_jax.lab import experiment as lab
 from vigor_jax.lab.world import World
 from vigor_jax.reporting import claims as tables
@@ -44,46 +46,13 @@ from vigor_jax.reporting import paired
 from vigor_jax.reporting import runs as run_folders
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-STEPS = 120
+STREAMS, SCREENING = all_streams.STREAMS, ("sparse_signal", "plain")
 RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
 SEEDS, TUNING_SEEDS = "10-14", "0,1"
 # The other rules: three rates, three seeds, two streams.
 OTHERS_RATES, OTHERS_SEEDS = RATES[:3], "10-12"
 WARM_STARTS = (0, 1)  # values of sft.seed
 
-# Name -> (config, overrides), the ones that matter most first.
-STREAMS = {
-  "sparse_signal": ("arithmetic", "task.difficulty=sparse_signal"),
-  "plain": ("arithmetic", "task.difficulty=plain"),
-  "hard_junk": ("arithmetic", "task.difficulty=hard_junk"),
-  "stack, plain": ("stack_language", "task.difficulty=plain"),
-  "stack, sparse": ("stack_language", "task.difficulty=sparse_signal"),
-  "sparse_signal, q = .1": (
-    "arithmetic",
-    "task.difficulty=sparse_signal:reward.noise=0.1",
-  ),
-  "stack, plain, q = .1": (
-    "stack_language",
-    "task.difficulty=plain:reward.noise=0.1",
-  ),
-  "sparse_signal, 512": (
-    "arithmetic",
-    "task.difficulty=sparse_signal:task.num_prompts=512",
-  ),
-  "plain, 512": ("arithmetic", "task.difficulty=plain:task.num_prompts=512"),
-  "hard_junk, 512": (
-    "arithmetic",
-    "task.difficulty=hard_junk:task.num_prompts=512",
-  ),
-  # Outputs of up to 17 tokens, and most prompts out of reach at first.
-  "sparse_signal, long": (
-    "arithmetic",
-    "task.difficulty=sparse_signal:task.operations=16:sft.steps=2000"
-    ":sampling.prompt_buckets=(18,):sampling.max_new_tokens=17"
-    ":policy.row_length=64",
-  ),
-}
-SCREENING = ("sparse_signal", "plain")
 # The laboratory's worlds for the same streams.
 WORLDS = {
   "sparse_signal": ("sparse_signal", {}),
@@ -129,22 +98,22 @@ OTHERS = {
 }  # fmt: skip
 # The rule of the house with another prompt's features, at the rule's own rate.
 CONTROL = {"eb_predicted, shuffled": "eb_predicted:looks=shuffled"}
-# Fewer rollouts in the update and one round less: what a step's seconds need
-# (benchmarks/gain_in_seconds.py). At the rate of the rule that is made lean.
-LEAN = {
-  "lean uniform 64 x 4": "uniform:prompts_per_step=64",
-  f"lean {tables.BEFORE}": f"{tables.BEFORE}:rounds=2",
-  f"lean {HOUSE}": f"{HOUSE}:rounds=2",
+# The house's rule in its lean form (lean.py), at the rule's own rate; on some
+# streams others as well, and what of it costs what.
+LEAN = {f"lean {HOUSE}": lean.entry(HOUSE)}
+LEAN_OTHERS = {
+  "lean uniform 64 x 4": lean.entry("uniform:prompts_per_step=64"),
+  f"lean {tables.BEFORE}": lean.entry(tables.BEFORE),
 }
-LEAN = {
-  name: f"{entry}:policy.update_rollouts=24" for name, entry in LEAN.items()
-}
-LEAN_STREAMS = (*SCREENING, "sparse_signal, long")
-# What of it costs what, on the first stream.
 LEAN_PARTS = {
   f"{HOUSE}, two rounds": f"{HOUSE}:rounds=2",
   f"{HOUSE}, 24 in the update": f"{HOUSE}:policy.update_rollouts=24",
   f"{HOUSE}, 64 in the update": f"{HOUSE}:policy.update_rollouts=64",
+}
+LEAN_BY_STREAM = {
+  "sparse_signal": LEAN | LEAN_OTHERS | LEAN_PARTS,
+  "plain": LEAN | LEAN_OTHERS,
+  "sparse_signal, long": LEAN | LEAN_OTHERS,
 }
 ABLATIONS = {
   "random_top": "random_top",
@@ -156,26 +125,6 @@ ABLATIONS = {
   ),
   "vigor, T 2, P 64": "vigor:prompts_per_step=64:rounds=2",
 }
-
-
-def base_config(name: str, workdir: pathlib.Path, quick: bool):
-  """A config of configs/, with what the whole benchmark shares."""
-  config = configuration.load_file(str(ROOT / "configs" / f"{name}.py"))
-  changes = {
-    "total_steps": STEPS,
-    "evaluation.num_prompts": 512,
-    "evaluation.fresh_rollouts": 0,
-    "checkpoint.every_steps": STEPS,  # a cell is short
-    "sft.cache_dir": str(workdir / "warm_starts"),
-  }
-  if quick:
-    changes |= {
-      "total_steps": 12,
-      "evaluation.every_steps": 4,
-      "evaluation.num_prompts": 128,
-      "sft.steps": 150,
-    }
-  return configuration.with_overrides(config, changes)
 
 
 def play(stage, stream, rules, seeds, warm_starts, options) -> dict:
@@ -192,9 +141,11 @@ def play(stage, stream, rules, seeds, warm_starts, options) -> dict:
   Returns:
     {name: {"w<warm start> s<seed>": curves}}, see `read`.
   """
-  config_name, overrides = STREAMS[stream]
+  overrides = STREAMS[stream][1]
   folder = options.workdir / stage / stream.replace(", ", "-").replace(" ", "")
-  config = base_config(config_name, options.workdir, options.quick)
+  config = all_streams.base_config(
+    stream, options.workdir / "warm_starts", options.quick
+  )
   status = compare.compare(
     config,
     str(folder),
@@ -300,7 +251,8 @@ def measure(options, data: dict) -> None:
     if stage == "ablations":  # what the change alone does, so at one rate
       rates = dict.fromkeys(rules, data["rates"]["vigor"])
     elif stage == "lean":
-      of = {n: n.removeprefix("lean ").split(",")[0] for n in LEAN | LEAN_PARTS}
+      every = LEAN | LEAN_OTHERS | LEAN_PARTS
+      of = {n: n.removeprefix("lean ").split(",")[0] for n in every}
       rates = {n: data["rates"][rule] for n, rule in of.items()}
     else:
       tried = OTHERS_RATES if stage == "others" else RATES
@@ -310,24 +262,24 @@ def measure(options, data: dict) -> None:
     if stage == "others":
       rules = rules | CONTROL
       rates = rates | dict.fromkeys(CONTROL, rates[HOUSE])
-    streams = {"headline": options.streams, "lean": LEAN_STREAMS}.get(
-      stage, SCREENING
-    )
+    streams = options.streams if stage in ("headline", "lean") else SCREENING
     seeds = OTHERS_SEEDS if stage == "others" else SEEDS
     begun = time.monotonic()
     for number, stream in enumerate(streams, 1):
       say(f"{stage}: {stream}, stream {number} of {len(streams)}")
       if stage == "lean":
-        rules = LEAN | (LEAN_PARTS if stream == LEAN_STREAMS[0] else {})
+        rules = LEAN_BY_STREAM.get(stream, LEAN)
       found = play(
         stage if stage in ("ablations", "lean") else "runs",
         stream, with_rate(rules, rates), seeds, WARM_STARTS, options,
       )  # fmt: skip
-      if stage == "headline" and stream in CLOSE:
-        close = with_rate({name: rules[name] for name in CLOSE_RULES}, rates)
+      close = {"headline": CLOSE_RULES, "lean": LEAN}.get(stage)
+      if close and stream in CLOSE:
         more = play(
-          "runs-close", stream, close, CLOSE_SEEDS, WARM_STARTS, options
-        )
+          "lean-close" if stage == "lean" else "runs-close", stream,
+          with_rate({name: rules[name] for name in close}, rates),
+          CLOSE_SEEDS, WARM_STARTS, options,
+        )  # fmt: skip
         for name, runs in more.items():
           found[name] |= runs
       key = stage if stage in ("ablations", "lean") else "streams"

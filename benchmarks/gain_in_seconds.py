@@ -14,25 +14,26 @@ signal. Two ratios say what is left of a gain:
                   parameters: gain in seconds = this x gain in tokens; beside
                   it the same for generation alone
 
-Both of the lean form: two rounds after the opening one, at most 24 rollouts in
-the update (`policy.update_rollouts`). Beside them the rule as it is by
-default, eb_effective, whose host work is less, and a lean uniform split.
+Both in the lean form (lean.py). Beside them the rule as it is by default,
+eb_effective, whose host work is less, and a lean uniform split.
 
 Whole steps, the rules taking turns in one process on one core; CPU seconds,
-lower quartiles. The large model is random, so its verdicts are drawn by the
-prompt's level, a pure function of what was asked and answered, and its learning
-rate is next to none, so that all rules keep the same outputs: a share of mixed
-groups as in `sparse_signal`, outputs of up to 25 tokens. About 9 minutes;
---quick takes a small model in place of the large one.
+lower quartiles. The large model has a warm start of its own, so that its
+outputs and verdicts are a policy's; its learning rate is next to none, so that
+all rules keep the same outputs. About @@ minutes, of which @@ for that warm
+start (kept in --cache); --quick takes a small model in place of the large one.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
 import tempfile
 import time
-import zlib
+
+import lean
+import widened
 
 # Name -> (rule, prompts per step, whether it is lean).
 RULES = {
@@ -44,41 +45,32 @@ RULES = {
   "lean_eb_predicted": ("eb_predicted", 32, True),
 }
 UNIFORM, HOUSE = "uniform", "lean_eb_predicted"
-LEAN_ROLLOUTS, LEAN_ROUNDS = 24, 2
-OPERATIONS = 24
-LARGE = dict(layers=13, width=640, heads=10, kv_heads=2, head_dim=64, ffn=1792)
-SMALL = dict(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=128)
+# Of the large model, in which the demo's trained policy is laid.
+LARGE = dict(layers=13, width=640, heads=8, kv_heads=4, head_dim=64, ffn=1792)
+SMALL = dict(layers=3, width=128, heads=8, kv_heads=4, head_dim=32, ffn=256)
+STREAMS = {"54m": "sparse_signal, long", "54m_short": "sparse_signal"}
 TARGETS = {"demo_rollouts": {"min": 0.8}, "54m_tokens": {"min": 0.95}}
 
 
-def verdict(completion: str, answer: str, level: int = 0, **metadata) -> float:
-  """A coin by the prompt's level: solved, out of reach, or in between."""
-  del metadata
-  rate = {0: 0.97, OPERATIONS: 0.01}.get(int(level), 0.5)
-  coin = zlib.crc32(f"{answer}/{completion}".encode()) / 2**32
-  return float(coin < rate)
-
-
-verdict.cheap = True
-
-
-def taken(config, params, folder, steps, say):
+def taken(config, folder, steps, say, sizes=None):
   """Per rule, lists over steps: CPU seconds, those of generation, tokens."""
   import step_overhead
 
-  runs = {}
-  for name, (rule, prompts, lean) in RULES.items():
+  from vigor_jax import config as configuration
+
+  runs, params = {}, None
+  for name, (rule, prompts, is_lean) in RULES.items():
     own = config.copy_and_resolve_references()
     own.allocation.name, own.prompts_per_step = rule, prompts
-    if lean:
-      own.policy.update_rollouts = LEAN_ROLLOUTS
-      if "rounds" in own.allocation[rule]:
-        own.allocation[rule].rounds = LEAN_ROUNDS
-    place = os.path.join(folder, name)
-    real = step_overhead.Real(own, params, place)
+    if is_lean:
+      own = configuration.with_overrides(own, lean.overrides(rule))
     if params is None:
-      params = starting_params(real.parts, place)
-      real.state = real.parts.updater.init(step_overhead.copy(params))
+      params = starting_params(own, folder, sizes)
+    if sizes:
+      own.model.sizes.update(sizes)
+      # Outputs of a policy that learns at its own pace would differ by rule.
+      own.optimizer.learning_rate = 1e-9
+    real = step_overhead.Real(own, params, os.path.join(folder, name))
     runs[name] = real
   found = {name: [] for name in runs}
   for number in range(steps + 2):
@@ -97,13 +89,27 @@ def taken(config, params, folder, steps, say):
   return found
 
 
-def starting_params(parts, place):
-  """The warm start if the config names one, else fresh parameters."""
-  from vigor_jax import starting
+def starting_params(config, folder, sizes):
+  """The warm start of `config`, laid into a model of `sizes` if they are given.
 
-  if not parts.config.init_from:
-    return parts.fresh_params(0)
-  return starting.initial_params(parts, place)[0]
+  sizes: fields of model.sizes; `norm_eps` is added.
+  """
+  import jax
+
+  from vigor_jax import experiment, starting
+
+  parts = experiment.build(config)
+  params = starting.initial_params(parts, os.path.join(folder, "small"))[0]
+  if not sizes:
+    return params
+  small = parts.sizes
+  sizes["norm_eps"] = small.norm_eps * small.width / sizes["width"]
+  large = dataclasses.replace(small, **sizes)
+  wide = widened.widened(params, small, large)
+  difference = widened.disagreement(params, small, wide, large)
+  if difference > 1e-4:
+    raise SystemExit(f"the widened policy differs by {difference}")
+  return jax.tree.map(jax.numpy.asarray, wide)
 
 
 def per(found, name, what, unit=None):
@@ -118,52 +124,51 @@ def per(found, name, what, unit=None):
 def main():
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--quick", action="store_true")
+  parser.add_argument(
+    "--cache", default="", help="folder of warm starts; empty: one of its own"
+  )
   args = parser.parse_args()
   os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # Before JAX loads.
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-  sys.modules.setdefault("gain_in_seconds", sys.modules["__main__"])
   import numpy as np
+  import streams
 
   from vigor_jax import host_memory
-  from vigor_jax.config import loading
 
   host_memory.keep()
   say = lambda text: print(f"[gain_in_seconds] {text}", flush=True)
-  demo = loading.load_file("configs/arithmetic.py")
-  demo.task.difficulty = "sparse_signal"
-  large = demo.copy_and_resolve_references()
-  large.init_from = ""
-  large.task.operations = OPERATIONS
-  large.reward.name = "gain_in_seconds:verdict"
-  # Coins teach nothing but drift, and outputs of another length: hold still.
-  large.optimizer.learning_rate = 1e-9
-  large.model.sizes.update(SMALL if args.quick else LARGE)
-  large.sampling.prompt_buckets = (OPERATIONS + 2,)
-  large.sampling.max_new_tokens = OPERATIONS + 1
-  large.policy.row_length = 64  # Prompt and output are 51 tokens at most.
+  steps = 8 if args.quick else 60
+  found = {}
   with tempfile.TemporaryDirectory() as folder:
-    if args.quick:
-      demo.sft.steps = 20
+    cache = args.cache or os.path.join(folder, "warm_starts")
+
+    config_of = lambda stream: streams.config_of(stream, cache, args.quick)
     place = os.path.join(folder, "demo")
-    first = taken(demo, None, place, 8 if args.quick else 60, lambda _: None)
+    config = config_of("sparse_signal")
+    found["demo"] = taken(config, place, steps, lambda _: None)
     say("the demo's model is done")
-    place = os.path.join(folder, "large")
-    second = taken(large, None, place, 2 if args.quick else 4, say)
+    for label, stream in list(STREAMS.items())[: 1 if args.quick else 2]:
+      place = os.path.join(folder, label)
+      found[label] = taken(
+        config_of(stream), place, 2 if args.quick else 4,
+        lambda text, label=label: say(f"{label}: {text}"),
+        SMALL if args.quick else LARGE,
+      )  # fmt: skip
   figures = {}
-  for label, found in (("demo", first), ("54m", second)):
+  for label, rows in found.items():
     for rule in list(RULES)[1:]:
-      over = lambda *what, f=found, r=rule: per(f, UNIFORM, *what) / per(
+      over = lambda *what, f=rows, r=rule: per(f, UNIFORM, *what) / per(
         f, r, *what
       )
       ending = "" if rule == HOUSE else f"_{rule}"
       figures[f"{label}_rollouts{ending}"] = over(0)
       figures[f"{label}_tokens{ending}"] = over(0, 2)
       figures[f"{label}_tokens_generation{ending}"] = over(1, 2)
-  for label, found in (("demo", first), ("54m", second)):
-    for name in found:
-      rows = np.array(found[name])
-      figures[f"{label}_ms_a_step_{name}"] = 1e3 * per(found, name, 0)
+  for label, by_rule in found.items():
+    for name in by_rule:
+      rows = np.array(by_rule[name])
+      figures[f"{label}_ms_a_step_{name}"] = 1e3 * per(by_rule, name, 0)
       figures[f"{label}_active_a_step_{name}"] = float(rows[:, 3].mean())
       figures[f"{label}_tokens_a_step_{name}"] = float(rows[:, 2].mean())
   for name, value in figures.items():
