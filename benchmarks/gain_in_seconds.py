@@ -49,76 +49,131 @@ UNIFORM, HOUSE = "uniform", "lean_eb_predicted"
 LARGE = dict(layers=13, width=640, heads=8, kv_heads=4, head_dim=64, ffn=1792)
 SMALL = dict(layers=3, width=128, heads=8, kv_heads=4, head_dim=32, ffn=256)
 STREAMS = {"54m": "sparse_signal, long", "54m_short": "sparse_signal"}
+# Steps of the demo's run that are timed: it has learned the most by then.
+AT = (1, 4, 8, 12, 16, 20)
 TARGETS = {"demo_rollouts": {"min": 0.8}, "54m_tokens": {"min": 0.95}}
 
 
-def taken(config, folder, steps, say, sizes=None):
-  """Per rule, lists over steps: CPU seconds, those of generation, tokens."""
-  import step_overhead
-
+def configs_of(config):
+  """{name: configuration} of RULES."""
   from vigor_jax import config as configuration
 
-  runs, params = {}, None
+  found = {}
   for name, (rule, prompts, is_lean) in RULES.items():
     own = config.copy_and_resolve_references()
     own.allocation.name, own.prompts_per_step = rule, prompts
     if is_lean:
       own = configuration.with_overrides(own, lean.overrides(rule))
-    if params is None:
-      params = starting_params(own, folder, sizes)
-    if sizes:
-      own.model.sizes.update(sizes)
-      # Outputs of a policy that learns at its own pace would differ by rule.
-      own.optimizer.learning_rate = 1e-9
-    real = step_overhead.Real(own, params, os.path.join(folder, name))
-    runs[name] = real
+    found[name] = own
+  return found
+
+
+def runs_of(config, folder):
+  """{name: run} of RULES, all from the config's warm start."""
+  import step_overhead
+
+  from vigor_jax import experiment, starting
+
+  parts = experiment.build(config)
+  params = starting.initial_params(parts, os.path.join(folder, "start"))[0]
+  return {
+    name: step_overhead.Real(own, params, os.path.join(folder, name))
+    for name, own in configs_of(config).items()
+  }
+
+
+def timed(run, number):
+  """(seconds, those of generation, tokens, rollouts, trained on) of a step."""
+  begun = time.process_time()
+  tokens, line = run.step(number)
+  spent = time.process_time() - begun
+  return (spent, run.generation - begun, tokens, run.config.rollout_budget,
+          line["policy/active_rollouts"])  # fmt: skip
+
+
+def taken(config, folder, steps):
+  """Per rule, a row of `timed` for each step."""
+  runs = runs_of(config, folder)
   found = {name: [] for name in runs}
   for number in range(steps + 2):
     for name, run in runs.items():
-      begun = time.process_time()
-      tokens, line = run.step(number)
-      spent = time.process_time() - begun
+      row = timed(run, number)
       if number >= 2:  # Everything is compiled by then.
-        found[name].append(
-          (spent, run.generation - begun, tokens,
-           line["policy/active_rollouts"])
-        )  # fmt: skip
-    say(f"step {number + 1} of {steps + 2}")
+        found[name].append(row)
   for run in runs.values():
     run.record.close()
   return found
 
 
-def starting_params(config, folder, sizes):
-  """The warm start of `config`, laid into a model of `sizes` if they are given.
+def taken_large(config, folder, sizes, at, say):
+  """Per rule, a row of `timed` for steps `at` of the demo's run, done large.
 
-  sizes: fields of model.sizes; `norm_eps` is added.
+  Before each of them the small run's policy, history and place in the stream
+  are given to the large one.
+
+  Args:
+    sizes: fields of model.sizes; `norm_eps` is added.
   """
   import jax
+  import step_overhead
 
-  from vigor_jax import experiment, starting
+  small, large = runs_of(config, os.path.join(folder, "small")), {}
+  found = {name: [] for name in small}
+  its = next(iter(small.values())).parts.sizes
+  sizes = sizes | {"norm_eps": its.norm_eps * its.width / sizes["width"]}
+  for number in range(max(at) + 1):
+    for name, run in small.items():
+      if number in at:
+        wide = widened.widened(
+          run.state.params, its, dataclasses.replace(its, **sizes)
+        )
+        if name not in large:
+          difference = widened.disagreement(
+            run.state.params, its, wide, dataclasses.replace(its, **sizes)
+          )
+          if difference > 1e-4:
+            raise SystemExit(f"the widened policy differs by {difference}")
+          own = run.config.copy_and_resolve_references()
+          own.model.sizes.update(sizes)
+          large[name] = step_overhead.Real(
+            own, wide, os.path.join(folder, name)
+          )
+          times = 2  # The first compiles.
+        else:
+          times = 1
+        for _ in range(times):
+          it = large[name]
+          for part in ("allocator", "stream"):
+            mine, its_part = getattr(run.parts, part), getattr(it.parts, part)
+            its_part.load_state_dict(json.loads(json.dumps(mine.state_dict())))
+          it.state = None  # Frees it before the next one is made.
+          it.state = it.parts.updater.init(
+            jax.tree.map(jax.numpy.asarray, wide)
+          )
+          row = timed(it, number)
+        found[name].append(row)
+      run.step(number)
+    if number in at:
+      say(f"step {number} of {max(at)}")
+  for run in (*small.values(), *large.values()):
+    run.record.close()
+  return found
 
-  parts = experiment.build(config)
-  params = starting.initial_params(parts, os.path.join(folder, "small"))[0]
-  if not sizes:
-    return params
-  small = parts.sizes
-  sizes["norm_eps"] = small.norm_eps * small.width / sizes["width"]
-  large = dataclasses.replace(small, **sizes)
-  wide = widened.widened(params, small, large)
-  difference = widened.disagreement(params, small, wide, large)
-  if difference > 1e-4:
-    raise SystemExit(f"the widened policy differs by {difference}")
-  return jax.tree.map(jax.numpy.asarray, wide)
 
+def ratio(found, rule, what, unit, summed):
+  """Cost per unit of UNIFORM / that of a rule: columns of `timed`'s rows.
 
-def per(found, name, what, unit=None):
-  """Lower quartile of seconds per step, or per token."""
+  summed: of all steps together; otherwise the lower quartile of steps.
+  """
   import numpy as np
 
-  rows = np.array(found[name])
-  cost = rows[:, what] / (1 if unit is None else rows[:, unit])
-  return float(np.percentile(cost, 25))
+  def cost(name):
+    rows = np.array(found[name])
+    if summed:
+      return rows[:, what].sum() / rows[:, unit].sum()
+    return np.percentile(rows[:, what] / rows[:, unit], 25)
+
+  return float(cost(UNIFORM) / cost(rule))
 
 
 def main():
@@ -138,39 +193,36 @@ def main():
 
   host_memory.keep()
   say = lambda text: print(f"[gain_in_seconds] {text}", flush=True)
-  steps = 8 if args.quick else 60
   found = {}
   with tempfile.TemporaryDirectory() as folder:
     cache = args.cache or os.path.join(folder, "warm_starts")
-
     config_of = lambda stream: streams.config_of(stream, cache, args.quick)
     place = os.path.join(folder, "demo")
-    config = config_of("sparse_signal")
-    found["demo"] = taken(config, place, steps, lambda _: None)
+    steps = 8 if args.quick else 60
+    found["demo"] = taken(config_of("sparse_signal"), place, steps)
     say("the demo's model is done")
     for label, stream in list(STREAMS.items())[: 1 if args.quick else 2]:
-      place = os.path.join(folder, label)
-      found[label] = taken(
-        config_of(stream), place, 2 if args.quick else 4,
+      found[label] = taken_large(
+        config_of(stream), os.path.join(folder, label),
+        SMALL if args.quick else LARGE, (1, 3) if args.quick else AT,
         lambda text, label=label: say(f"{label}: {text}"),
-        SMALL if args.quick else LARGE,
       )  # fmt: skip
   figures = {}
   for label, rows in found.items():
     for rule in list(RULES)[1:]:
-      over = lambda *what, f=rows, r=rule: per(f, UNIFORM, *what) / per(
-        f, r, *what
-      )
       ending = "" if rule == HOUSE else f"_{rule}"
-      figures[f"{label}_rollouts{ending}"] = over(0)
-      figures[f"{label}_tokens{ending}"] = over(0, 2)
-      figures[f"{label}_tokens_generation{ending}"] = over(1, 2)
+      for measure, what, unit in (
+        ("rollouts", 0, 3), ("tokens", 0, 2), ("tokens_generation", 1, 2)
+      ):  # fmt: skip
+        figures[f"{label}_{measure}{ending}"] = ratio(
+          rows, rule, what, unit, summed=label != "demo"
+        )
   for label, by_rule in found.items():
-    for name in by_rule:
-      rows = np.array(by_rule[name])
-      figures[f"{label}_ms_a_step_{name}"] = 1e3 * per(by_rule, name, 0)
-      figures[f"{label}_active_a_step_{name}"] = float(rows[:, 3].mean())
-      figures[f"{label}_tokens_a_step_{name}"] = float(rows[:, 2].mean())
+    for name, rows in by_rule.items():
+      spent, _, tokens, _, active = np.mean(rows, axis=0)
+      figures[f"{label}_ms_a_step_{name}"] = 1e3 * float(spent)
+      figures[f"{label}_active_a_step_{name}"] = float(active)
+      figures[f"{label}_tokens_a_step_{name}"] = float(tokens)
   for name, value in figures.items():
     print(f"{name:36s} {value:.4g}")
   targets = {} if args.quick else TARGETS
