@@ -9,7 +9,7 @@ settings that spare host time.
 UPDATE_ROLLOUTS = 64
 SETTINGS = {
   "eb_effective": {"rounds": 2},
-  "eb_predicted": {"rounds": 2, "refits": 0, "noise_every": 4},
+  "eb_predicted": {"rounds": 2},
 }
 
 
