@@ -48,7 +48,7 @@ UNIFORM, HOUSE = "uniform", "lean_eb_predicted"
 # Of the large model, in which the demo's trained policy is laid.
 LARGE = dict(layers=13, width=640, heads=8, kv_heads=4, head_dim=64, ffn=1792)
 SMALL = dict(layers=3, width=128, heads=8, kv_heads=4, head_dim=32, ffn=256)
-STREAMS = {"54m": "sparse_signal, long", "54m_short": "sparse_signal"}
+STREAMS = {"54m": "sparse_signal", "54m_long": "sparse_signal, long"}
 # Steps of the demo's run that are timed: it has learned the most by then.
 AT = (1, 4, 8, 12, 16, 20)
 TARGETS = {"demo_rollouts": {"min": 0.8}, "54m_tokens": {"min": 0.95}}

@@ -1,12 +1,11 @@
 """Rules in their lean form: the same allocation for fewer seconds.
 
 What benchmarks/gain_in_seconds.py times and benchmarks/claims.py learns with:
-equal rollouts once in the update, and at most 64 of the others; two rounds
-after the opening one in place of three, which costs nothing; a rule's own
-settings that spare host time.
+equal rollouts once in the update, and at most 40 of them; two rounds
+after the opening one in place of three, which costs nothing.
 """
 
-UPDATE_ROLLOUTS = 64
+UPDATE_ROLLOUTS = 40
 SETTINGS = {
   "eb_effective": {"rounds": 2},
   "eb_predicted": {"rounds": 2},
