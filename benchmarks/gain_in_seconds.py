@@ -11,17 +11,19 @@ signal. Two ratios say what is left of a gain:
                   demo's model and stream from the demo's warm start: gain in
                   seconds = this x gain in rollouts
   54m_tokens      seconds per generated token, the same two, a model of 54M
-                  parameters: gain in seconds = this x gain in tokens; beside
-                  it the same for generation alone
+                  parameters on the same stream: gain in seconds = this x gain
+                  in tokens; beside it the same for generation alone
+  54m_long_...    the same with outputs of up to 17 tokens
 
 Both in the lean form (lean.py). Beside them the rule as it is by default,
 eb_effective, whose host work is less, and a lean uniform split.
 
-Whole steps, the rules taking turns in one process on one core; CPU seconds,
-lower quartiles. The large model has a warm start of its own, so that its
-outputs and verdicts are a policy's; its learning rate is next to none, so that
-all rules keep the same outputs. About @@ minutes, of which @@ for that warm
-start (kept in --cache); --quick takes a small model in place of the large one.
+Whole steps, the rules taking turns in one process on one core; CPU seconds. On
+the demo's model the lower quartile of 60 steps. The large model is the small
+one laid into large matrices (widened.py), so that it says what a policy in
+training says: at steps AT of the small run, policy, history and place in the
+stream are handed to it, and that step is done by both. Sums of these steps.
+About 12 minutes; --quick takes a small model in place of the large one.
 """
 
 import argparse
