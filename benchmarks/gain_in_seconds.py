@@ -15,8 +15,9 @@ signal. Two ratios say what is left of a gain:
                   in tokens; beside it the same for generation alone
   54m_long_...    the same with outputs of up to 17 tokens
 
-Both in the lean form (lean.py). Beside them the rule as it is by default,
-eb_effective, whose host work is less, and a lean uniform split.
+Both in the lean form (lean.py). Beside them the rule as it is by default and
+with no more than 64 rollouts in the update, eb_effective, whose host work is
+less, and a lean uniform split.
 
 Whole steps, the rules taking turns in one process on one core; CPU seconds. On
 the demo's model the lower quartile of 60 steps. The large model is the small
@@ -37,14 +38,15 @@ import time
 import lean
 import widened
 
-# Name -> (rule, prompts per step, whether it is lean).
+# Name -> (rule, prompts per step, settings beside).
 RULES = {
-  "uniform": ("uniform", 64, False),
-  "lean_uniform": ("uniform", 64, True),
-  "eb_effective": ("eb_effective", 32, False),
-  "lean_eb_effective": ("eb_effective", 32, True),
-  "eb_predicted": ("eb_predicted", 32, False),
-  "lean_eb_predicted": ("eb_predicted", 32, True),
+  "uniform": ("uniform", 64, {}),
+  "lean_uniform": ("uniform", 64, lean.overrides("uniform")),
+  "eb_effective": ("eb_effective", 32, {}),
+  "lean_eb_effective": ("eb_effective", 32, lean.overrides("eb_effective")),
+  "eb_predicted": ("eb_predicted", 32, {}),
+  "eb_predicted_64": ("eb_predicted", 32, {"policy.update_rollouts": 64}),
+  "lean_eb_predicted": ("eb_predicted", 32, lean.overrides("eb_predicted")),
 }
 UNIFORM, HOUSE = "uniform", "lean_eb_predicted"
 # Of the large model, in which the demo's trained policy is laid.
@@ -61,12 +63,9 @@ def configs_of(config):
   from vigor_jax import config as configuration
 
   found = {}
-  for name, (rule, prompts, is_lean) in RULES.items():
-    own = config.copy_and_resolve_references()
-    own.allocation.name, own.prompts_per_step = rule, prompts
-    if is_lean:
-      own = configuration.with_overrides(own, lean.overrides(rule))
-    found[name] = own
+  for name, (rule, prompts, beside) in RULES.items():
+    own = {"allocation.name": rule, "prompts_per_step": prompts} | beside
+    found[name] = configuration.with_overrides(config, own)
   return found
 
 

@@ -2,7 +2,8 @@
 
 What benchmarks/gain_in_seconds.py times and benchmarks/claims.py learns with:
 equal rollouts once in the update, and at most 40 of them; two rounds
-after the opening one in place of three, which costs nothing.
+after the opening one in place of three, which costs nothing where most prompts
+are solved and verdicts are right, and much elsewhere (docs/results.md).
 """
 
 UPDATE_ROLLOUTS = 40
