@@ -15,14 +15,14 @@ signal. Two ratios say what is left of a gain:
                   in tokens; beside it the same for generation alone
   54m_long_...    the same with outputs of up to 17 tokens
 
-Both in the lean form (lean.py). Beside them the rule as it is by default and
-with no more than 64 rollouts in the update, eb_effective, whose host work is
-less, and a lean uniform split.
+Both in the lean form (common/lean.py). Beside them the rule as it is by default
+and with no more than 64 rollouts in the update, eb_effective, whose host work
+is less, and a lean uniform split.
 
 Whole steps, the rules taking turns in one process on one core; CPU seconds. On
 the demo's model the lower quartile of 60 steps. The large model is the small
-one laid into large matrices (widened.py), so that it says what a policy in
-training says: at steps AT of the small run, policy, history and place in the
+one laid into large matrices (common/widened.py), so that it says what a policy
+in training says: at steps AT of the small run, policy, history and place in the
 stream are handed to it, and that step is done by both. Sums of these steps.
 About 12 minutes; --quick takes a small model in place of the large one.
 """
@@ -35,8 +35,7 @@ import sys
 import tempfile
 import time
 
-import lean
-import widened
+from common import lean, widened
 
 # Name -> (rule, prompts per step, settings beside).
 RULES = {
@@ -187,8 +186,8 @@ def main():
   os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # Before JAX loads.
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+  from common import streams
   import numpy as np
-  import streams
 
   from vigor_jax import host_memory
 

@@ -4,7 +4,7 @@ import pathlib
 
 from vigor_jax import config as configuration
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS = 120
 
 # Name -> (config, overrides), the ones that matter most first.
