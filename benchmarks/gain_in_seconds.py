@@ -24,7 +24,7 @@ the demo's model the lower quartile of 60 steps. The large model is the small
 one laid into large matrices (common/widened.py), so that it says what a policy
 in training says: at steps AT of the small run, policy, history and place in the
 stream are handed to it, and that step is done by both. Sums of these steps.
-About 12 minutes; --quick takes a small model in place of the large one.
+About 15 minutes; --quick takes a small model in place of the large one.
 """
 
 import argparse
