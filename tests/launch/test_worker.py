@@ -95,12 +95,18 @@ def test_a_number_that_is_now_another_process_is_left_alone(vm, trainer):
   assert trainer.poll() is None
 
 
-def test_a_session_that_is_told_to_end_takes_its_trainer_along(vm):
+def supervised(vm):
+  """A session whose trainer has begun and would go on for minutes."""
   (vm.run / "started").write_text("20260101T000000Z\n")
   (vm.run / "command").write_text("sleep\n600\n")
   session = vm.popen("supervise", "r", "gs://b/r")
   while not (vm.run / "process").exists():
     time.sleep(0.02)
+  return session
+
+
+def test_a_session_that_is_told_to_end_takes_its_trainer_along(vm):
+  session = supervised(vm)
   process, began = (vm.run / "process").read_text().split()
   assert pathlib.Path(f"/proc/{process}/stat").exists() and began.isdigit()
   session.send_signal(signal.SIGHUP)
@@ -110,11 +116,7 @@ def test_a_session_that_is_told_to_end_takes_its_trainer_along(vm):
 
 
 def test_what_a_lost_session_came_to_is_not_the_next_ones(vm):
-  (vm.run / "started").write_text("20260101T000000Z\n")
-  (vm.run / "command").write_text("sleep\n600\n")
-  session = vm.popen("supervise", "r", "gs://b/r")
-  while not (vm.run / "process").exists():
-    time.sleep(0.02)
+  session = supervised(vm)
   (vm.run / "started").write_text("20260101T000100Z\n")
   session.send_signal(signal.SIGTERM)
   session.communicate(timeout=60)
