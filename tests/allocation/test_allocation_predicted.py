@@ -1,4 +1,4 @@
-"""eb_predicted: features, the predictor, priors by forecast, the choice."""
+"""eb_predicted: features, priors by forecast, the choice."""
 
 import copy
 import json
@@ -8,12 +8,8 @@ import allocation_helpers as helpers
 import numpy as np
 import pytest
 from vigor_jax import tasks
-from vigor_jax.allocation import difficulty, eb_effective, features
+from vigor_jax.allocation import difficulty, eb_effective, features, predictor
 from vigor_jax.allocation.eb_widening import GRID
-
-
-def logistic(t):
-  return 1 / (1 + np.exp(-t))
 
 
 class TestFeatures:
@@ -58,82 +54,6 @@ class TestFeatures:
     np.testing.assert_array_equal(
       without, np.delete(features.of(padded), range(u, u + features.BIGRAMS), 1)
     )
-
-
-def learned(seed=0, prompts=60, width=5):
-  """A predictor, the designs of a step's prompts, and their counts."""
-  rng = np.random.default_rng(seed)
-  x = rng.standard_normal((prompts, width)) * [1, 10, 0.1, 1, 0][:width]
-  p = logistic(2 * x[:, 0] - 1)
-  n = rng.integers(1, 9, prompts).astype(float)
-  predictor = difficulty.Predictor()
-  assert predictor.look(x)
-  return predictor, predictor.design(x), n, rng.binomial(n.astype(int), p) * 1.0
-
-
-class TestPredictor:
-  def test_fit_is_the_mode_of_the_posterior(self):
-    predictor, z, n, k = learned()
-    fit = predictor.fit(z, n, k)
-    worth = 1 / (1 + (n - 1) * difficulty.ALIKE)
-    slope = z.T @ (worth * (k - n * logistic(z @ fit.mean)))
-    slope -= predictor.precision @ fit.mean  # nothing is forgotten of a prior
-    assert np.abs(slope).max() < 1e-6
-
-  def test_finds_what_tells(self):
-    predictor, z, n, k = learned(prompts=400)
-    fit = predictor.fit(z, n, k)
-    assert fit.mean[0] == pytest.approx(2, abs=0.4)
-    assert np.abs(fit.mean[1:4]).max() < 0.4 and fit.mean[4] == 0
-    logit = fit.forecast(z)
-    assert np.corrcoef(logit, z[:, 0])[0, 1] > 0.98
-
-  @pytest.mark.parametrize("seed", range(3))
-  def test_left_out_forecasts_do_not_know_their_own_verdicts(self, seed):
-    predictor, z, n, k = learned(seed)
-    fit = predictor.fit(z, n, k)
-    for i in (0, 7, 31):
-      rest = np.arange(len(n)) != i
-      alone = predictor.fit(z[rest], n[rest], k[rest]).forecast(z[i : i + 1])
-      assert fit.without[i] == pytest.approx(alone[0], abs=0.12)
-
-  def test_knows_little_at_first(self):
-    predictor, z, *_ = learned()
-    assert np.abs(predictor.forecast(z)).max() == 0
-    with pytest.raises(ValueError, match="3 features"):
-      predictor.look(np.ones((4, 3)))
-
-  def test_one_iteration_a_step_comes_to_the_same_soon(self):
-    predictor, z, n, k = learned()
-    other = learned()[0]
-    for _ in range(40):
-      predictor.commit(predictor.fit(z, n, k))
-      other.step(z, n, k)
-    np.testing.assert_allclose(
-      other.forecast(z), predictor.forecast(z), rtol=0.02, atol=0.02
-    )
-
-  def test_an_iteration_does_not_overshoot(self):
-    predictor, z, n, _ = learned()
-    for _ in range(20):
-      predictor.step(z, n, n)  # All right: logits are far out.
-    for _ in range(4):
-      predictor.step(z, n, 0 * n)  # And now none.
-    found = predictor.forecast(z)
-    assert -9 < found.min() and found.max() < 0
-
-  def test_forgets(self):
-    predictor, z, n, k = learned()
-    predictor.commit(predictor.fit(z, n, k))
-    before = np.trace(predictor.precision)
-    for _ in range(80):
-      predictor.commit(predictor.fit(z[:0], n[:0], k[:0]))
-    assert np.trace(predictor.precision) < before
-    fresh, *_ = learned()
-    np.testing.assert_allclose(predictor.precision, fresh.precision, atol=0.02)
-
-  def test_features_that_do_not_vary_are_none(self):
-    assert not difficulty.Predictor().look(np.tile([3.0, 0.1], (9, 1)))
 
 
 def binary(n, k):
@@ -267,7 +187,7 @@ class TestRule:
     assert shares[0] < 0.45 and shares[1] > 0.7
 
   def test_the_thrifty_form_finds_them_too(self, monkeypatch):
-    monkeypatch.delattr(difficulty.Predictor, "fit")  # It does without.
+    monkeypatch.delattr(predictor.Predictor, "fit")  # It does without.
     rule = helpers.make("eb_predicted", THRIFTY)
     groups = run(rule, helpers.Stream(look=look), 0, 16)
     counts = sum(g.counts[g.uids % 8 == 0].sum() for g in groups[6:])
@@ -285,15 +205,21 @@ class TestRule:
       assert a.positions.tolist() == b.positions.tolist()
     assert json.dumps(first.state_dict()) == json.dumps(second.state_dict())
 
-  @pytest.mark.parametrize("looks", ["tokens", "shuffled"])
-  def test_what_was_seen_before_is_not_looked_at_again(self, looks):
+  @pytest.mark.parametrize(
+    "looks, news", [("tokens", False), ("shuffled", False), ("tokens", True)]
+  )
+  def test_what_was_seen_before_is_not_looked_at_again(self, looks, news):
     def played(by_row):
       rule = helpers.make("eb_predicted", {"looks": looks})
       stream, asked, plans = tasks.make("arithmetic").stream(0), [], []
 
       def ask(prompts):
         asked.append(len(prompts))
-        return features.of(prompts)
+        x = features.of(prompts)
+        if news:  # Twice, kinds that were not there before.
+          x[:, 1] += np.where(prompts.uids > 1000, prompts.uids % 7, 0)
+          x[:, 3] += np.where(prompts.uids > 1700, prompts.uids % 5, 0)
+        return x
 
       ask.by_row = by_row
       rule.features = ask
@@ -301,15 +227,38 @@ class TestRule:
         if step == 4:  # A run that is killed has nothing but its state.
           rule.load_state_dict(json.loads(json.dumps(rule.state_dict())))
         groups = helpers.run_step(rule, stream, helpers.bernoulli(kinds), step)
-        plans.append((groups.positions, groups.plan.design))
-      return asked, plans
+        plans.append((groups.positions, groups.plan.design, groups.counts))
+      return asked, plans, json.dumps(rule.state_dict())
 
-    (few, kept), (all_, anew) = played(True), played(False)
-    assert all_ == [896] * 6 and few[0] == few[4] == 896
-    assert max(few[i] for i in (1, 2, 3, 5)) < 700
+    (few, kept, one), (all_, anew, other) = played(True), played(False)
+    assert set(all_) == {896} and few[0] == 896
+    sizes = [design.shape[1] for _, design, _ in kept]
+    assert (len(set(sizes)) > 2) == news
+    if not news:
+      assert few[4] == 896 and max(few[i] for i in (1, 2, 3, 5)) < 700
     for a, b in zip(kept, anew):
-      np.testing.assert_array_equal(a[0], b[0])
-      np.testing.assert_array_equal(a[1], b[1])
+      for mine, theirs in zip(a, b):
+        np.testing.assert_array_equal(mine, theirs)
+    assert one == other
+
+  def test_prompts_that_show_something_new_are_told_apart(self):
+    """A column repeats others at first; then it alone tells the kinds."""
+
+    def looks(uids):
+      noise = [helpers.uniform_of(uids, salt) - 0.5 for salt in range(3)]
+      news = np.where(np.asarray(uids) < 1100, 0, kinds(uids))
+      return np.column_stack([*noise, noise[0] + noise[1] + news])
+
+    def shared(groups):
+      counts = sum(g.counts[g.uids % 8 == 0].sum() for g in groups)
+      return counts / (256 * len(groups))
+
+    rule, stream = helpers.make("eb_predicted"), helpers.Stream(look=looks)
+    early = run(rule, stream, 0, 2)
+    assert early[-1].plan.design.shape[1] == 3 + 1
+    late = run(rule, stream, 2, 24)[-8:]
+    assert late[-1].plan.design.shape[1] == 4 + 1
+    assert shared(early) < 0.45 and shared(late) > 0.7
 
   def test_tells_wrong_verdicts_from_hard_prompts(self):
     wrong = helpers.bernoulli(lambda uids: 0.1 + 0.8 * kinds(uids))

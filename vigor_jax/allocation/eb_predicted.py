@@ -4,7 +4,7 @@ A rule of this project (docs/allocation.md, section 8). Verdicts alone find the
 informative prompts by spending rollouts on the others. What a prompt looks
 like tells something about how hard it is, and looking is free: the rule looks
 at `window` times as many prompts as it may open, predicts their success from
-their features (difficulty.py), gives each its own prior of p and opens those
+their features (predictor.py), gives each its own prior of p and opens those
 whose first rollouts are worth most. A share of the openings goes to prompts in
 the stream's order, so that the prediction is tested on what it would reject.
 
@@ -27,6 +27,7 @@ from vigor_jax.allocation import (
   eb_effective,
   eb_widening,
   features,
+  predictor,
 )
 from vigor_jax.allocation.addressed import addressed_uniform
 from vigor_jax.allocation.eb_widening import GRID
@@ -73,7 +74,7 @@ class Look:
   """What the rule saw of a step's groups.
 
   Attributes:
-    design: float64 [max_prompts, D + 1], see Predictor.design.
+    design: float64 [max_prompts, r + 1], see Predictor.design.
     forecast: float64 [max_prompts], logits, made from the verdicts so far but
       for the prompt's own.
     fit: the predictor after the last round.
@@ -82,7 +83,7 @@ class Look:
 
   design: np.ndarray
   forecast: np.ndarray
-  fit: difficulty.Fit | None = None
+  fit: predictor.Fit | None = None
   value: tuple[np.ndarray, np.ndarray] | None = None
 
 
@@ -98,7 +99,7 @@ class EbPredicted(eb_effective.EbEffective):
     self.window = round(o.window * self.max_prompts)
     self.explored = round(o.explore * self.first)
     self.features = features.source(o.looks)
-    self.predictor = difficulty.Predictor()
+    self.predictor = predictor.Predictor()
     self.conditional = difficulty.Conditional(len(GRID), o.history)
     self.graded = difficulty.Spread()
     self.price = 0.0  # value of the best rollout that the last step left out
@@ -130,24 +131,30 @@ class EbPredicted(eb_effective.EbEffective):
     return groups
 
   def designs(self, stream, prompts) -> np.ndarray | None:
-    """Designs of what was peeked: float64 [k, D + 1]; None if all look alike.
+    """Designs of what was peeked: float64 [k, r + 1]; None if all look alike.
 
     Most prompts are looked at step after step. Their rows are kept, where the
     features of a prompt depend on that prompt alone.
     """
     known, positions = self._designs, prompts.positions
-    if known is None or known[0] is not stream:
+    z = None
+    if known is not None and known[0] is stream:
+      _, before, rows = known
+      at = np.minimum(before.searchsorted(positions), len(before) - 1)
+      new = (before[at] != positions).nonzero()[0]
+      z = rows.take(at, 0)
+      if len(new):
+        x = self.features(prompts.take(new))
+        self.predictor.look(x)
+        if len(self.predictor.mean) == z.shape[1]:
+          z[new] = self.predictor.design(x)
+        else:  # They show what none before them did.
+          z = None
+    if z is None:
       x = self.features(prompts)
       if x is None or not self.predictor.look(x):
         return None
       z = self.predictor.design(x)
-    else:
-      _, before, rows = known
-      at = np.minimum(np.searchsorted(before, positions), len(before) - 1)
-      new = np.flatnonzero(before[at] != positions)
-      z = rows[at]
-      if len(new):
-        z[new] = self.predictor.design(self.features(prompts.take(new)))
     if getattr(self.features, "by_row", False) and hasattr(prompts, "take"):
       ascending = (positions[1:] > positions[:-1]).all()
       self._designs = (stream, positions, z) if ascending else None
@@ -273,7 +280,7 @@ class EbPredicted(eb_effective.EbEffective):
     rest = (value - groups.counts * slope)[groups.counts < self.options.cap]
     self.price = float(rest.max(initial=0.0))
     if self.options.refits:
-      self.forecast(look, done, n, k, difficulty.NEWTON)
+      self.forecast(look, done, n, k, predictor.NEWTON)
       self.predictor.commit(look.fit)
     else:  # The forecasts were made without any of these verdicts.
       self.predictor.step(look.design[done], n, k)

@@ -1,0 +1,288 @@
+"""Prediction of a prompt's success: a logistic regression that forgets.
+
+Verdicts on features, learned one step at a time: the posterior of the weights,
+a Gaussian (Laplace), loses a share of its precision between steps, so that it
+follows a policy that changes. All features count alike beforehand; those that
+repeat others are left to them (span.py), with the same posterior.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from scipy.linalg import lapack
+
+from vigor_jax.allocation.span import Span
+
+SPREAD = 2.0  # prior deviation of a prompt's logit, by its features
+LEVEL = 3.0  # and of the common level
+FORGET = 0.9  # what is left of the weights' precision after a step
+ALIKE = 0.3  # correlation of a prompt's verdicts beyond its features
+NEWTON = 12
+TINY = 1e-9
+
+
+class Predictor:
+  """Bayesian logistic regression with forgetting.
+
+  Attributes:
+    centre, scale: float64 [D], set by the first prompts seen; scale 0 where a
+      feature did not vary, which is then left out.
+    span: the r features that tell the others.
+    mean: float64 [r + 1], of the weights; the last one is the level.
+    precision: float64 [r + 1, r + 1].
+  """
+
+  def __init__(self):
+    self.centre = self.scale = np.zeros(0)
+    self.span: Span | None = None
+    self.mean = np.zeros(0)
+    self.precision = self._prior = np.zeros((0, 0))
+    self._root = self._ahead = None  # of these weights, once asked for
+
+  def look(self, x: np.ndarray) -> bool:
+    """Takes centre, scale and span from the first features seen.
+
+    Later ones may add to the span: designs made before are then too short.
+
+    Returns:
+      Whether any feature varies.
+    """
+    if self.span is None:
+      self.centre = x.mean(0)
+      deviation = x.std(0)
+      varies = deviation > 1e-9 * (1 + np.abs(self.centre))
+      self.scale = np.where(varies, 1 / np.where(varies, deviation, 1), 0.0)
+      self._span_of(Span.of(self._standard(x)))
+      self.mean = np.zeros(len(self._prior))
+      self.precision = self._prior
+    elif x.shape[1] != len(self.centre):
+      raise ValueError(
+        f"prompts have {x.shape[1]} features, those before had"
+        f" {len(self.centre)}"
+      )
+    else:
+      z = self._standard(x)
+      outside = self.span.outside(z)
+      if outside.any():
+        self._extend(z[outside])
+    return bool(self.scale.any())
+
+  def _standard(self, x, columns=slice(None)) -> np.ndarray:
+    z = x[:, columns] - self.centre[columns]
+    z *= self.scale[columns]
+    return z
+
+  def _span_of(self, span: Span) -> None:
+    """Sets the span, and the prior precision by it."""
+    self.span = span
+    used = max(int((self.scale > 0).sum()), 1)
+    size = len(span.columns)
+    self._prior = np.zeros((size + 1, size + 1))
+    gram = np.linalg.inv(span.gram()) if size else np.zeros((0, 0))
+    self._prior[:size, :size] = (gram + gram.T) * (used / SPREAD**2 / 2)
+    self._prior[size, size] = 1 / LEVEL**2
+    self._root = self._ahead = None
+
+  def _extend(self, z) -> None:
+    """Makes room for rows outside the span; nothing is known of that yet."""
+    old, before = self.span, self._prior
+    span, turn = old.joined(z)
+    if len(span.columns) == len(old.columns):
+      return
+    learned = self.precision - before
+    self._span_of(span)
+    turn = _with_level(turn)
+    learned = turn.T @ learned @ turn
+    self.precision = self._prior + (learned + learned.T) / 2
+    # What is expected of w given the mean of u, seen by the new columns.
+    weights = span.basis @ old.basis.T @ np.linalg.inv(old.gram())
+    self.mean = _with_level(weights) @ self.mean
+
+  def design(self, x: np.ndarray) -> np.ndarray:
+    """Standardised features of the span and a one: float64 [k, r + 1]."""
+    z = np.ones((len(x), len(self.mean)))
+    z[:, :-1] = self._standard(x, self.span.columns)
+    return z
+
+  def forecast(self, z: np.ndarray) -> np.ndarray:
+    """`Fit.forecast` before anything of this step is seen."""
+    if self._root is None:
+      self._root = _inverse_root(_factor(self.precision))
+    return Fit(self.mean, self._root).forecast(z)
+
+  def fit(self, z, n, k, start=None, newton: int = NEWTON) -> Fit:
+    """The weights after n > 0 verdicts, k of them right, of designs z.
+
+    Args:
+      z: float64 [m, r + 1].
+      n, k: float64 [m].
+      start: weights to begin at.
+      newton: most iterations.
+    """
+    # Verdicts of one prompt share what its features do not tell.
+    worth = 1 / (1 + (n - 1) * ALIKE)
+    n, k = n * worth, k * worth
+    before, across = self._before(), z.T
+
+    def at(w):
+      """(minus the log posterior, logits, slope of the prior) at weights."""
+      t, move = z.dot(w), w - self.mean
+      pull = before.dot(move)
+      value = n.dot(np.logaddexp(0, t)) - k.dot(t) + move.dot(pull) / 2
+      return float(value), t, pull
+
+    w = self.mean if start is None else start
+    value, t, pull = at(w)
+    p, precision = 1 / (1 + np.exp(-t)), None
+    for _ in range(newton):
+      expected = n * p
+      precision = before + _square(z, expected * (1 - p))
+      factor = _factor(precision)
+      slope = across.dot(k - expected) - pull
+      move = lapack.dpotrs(factor, slope, lower=1)[0]
+      found, *rest = at(w + move)
+      # Newton's step may be too long far from the solution.
+      while found > value and np.abs(move).max() > TINY:
+        move = move / 2
+        found, *rest = at(w + move)
+      if found > value:
+        break
+      done = value - found < TINY
+      w, value, (t, pull), precision = w + move, found, rest, None
+      p = 1 / (1 + np.exp(-t))
+      if done:
+        break
+    if precision is None:
+      precision = before + _square(z, n * p * (1 - p))
+      factor = _factor(precision)
+    fit = Fit(w, _inverse_root(factor), precision)
+    # Leaving one prompt out, by one step of Newton from the common solution.
+    share = _variance(z, fit.root)
+    rest = share / np.maximum(1 - n * p * (1 - p) * share, TINY)
+    fit.without = _moderate(t - rest * (k - n * p), rest)
+    return fit
+
+  def step(self, z, n, k) -> None:
+    """Ends a step with one iteration, where `fit` and `commit` take several.
+
+    It begins where the last step ended, and the next one goes on with what it
+    leaves. Arguments as in `fit`.
+    """
+    worth = 1 / (1 + (n - 1) * ALIKE)
+    n, k = n * worth, k * worth
+    before = self._before()
+    t = z @ self.mean
+    p = 1 / (1 + np.exp(-t))
+    precision = before + _square(z, n * p * (1 - p))
+    factor = _factor(precision)
+    move = lapack.dpotrs(factor, (k - n * p) @ z, lower=1)[0]
+    turn, pull = z @ move, move @ before @ move / 2
+
+    def loss(s):
+      logits = t + s * turn
+      return n @ np.logaddexp(0, logits) - k @ logits + s * s * pull
+
+    size, value = 1.0, loss(0.0)
+    while loss(size) > value and size > TINY:  # as in `fit`
+      size /= 2
+    self.commit(Fit(self.mean + size * move, _inverse_root(factor), precision))
+
+  def _before(self) -> np.ndarray:
+    """Precision of the weights before a step's verdicts: some is forgotten."""
+    if self._ahead is None:
+      self._ahead = FORGET * self.precision + (1 - FORGET) * self._prior
+    return self._ahead
+
+  def commit(self, fit: Fit) -> None:
+    """Ends a step with what `fit` found."""
+    self.mean, self.precision = fit.mean, fit.precision
+    self._root, self._ahead = fit.root, None
+
+  def state_dict(self) -> dict:
+    lower = np.tril_indices(len(self.mean))
+    return {
+      "centre": self.centre.tolist(),
+      "scale": self.scale.tolist(),
+      "span": None if self.span is None else self.span.state_dict(),
+      "mean": self.mean.tolist(),
+      "precision": self.precision[lower].tolist(),
+    }
+
+  def load_state_dict(self, state: dict) -> None:
+    self.__init__()
+    self.centre, self.scale, mean = (
+      np.asarray(state[name], np.float64)
+      for name in ("centre", "scale", "mean")
+    )
+    if state["span"] is None:
+      return
+    self._span_of(Span.from_state(state["span"], len(self.centre)))
+    self.mean, size = mean, len(mean)
+    self.precision = np.zeros((size, size))
+    self.precision[np.tril_indices(size)] = state["precision"]
+    self.precision += np.tril(self.precision, -1).T
+
+
+@dataclasses.dataclass
+class Fit:
+  """A posterior of the weights.
+
+  Attributes:
+    mean: float64 [r + 1].
+    root: float64 [r + 1, r + 1], lower; the covariance is root' root.
+    precision: float64 [r + 1, r + 1].
+    without: float64 [m], forecasts for the prompts it was fitted to, each as
+      if its own verdicts had not been seen.
+  """
+
+  mean: np.ndarray
+  root: np.ndarray
+  precision: np.ndarray | None = None
+  without: np.ndarray | None = None
+
+  def forecast(self, z: np.ndarray) -> np.ndarray:
+    """Logit of the predictive success probability: float64 [k]."""
+    return _moderate(z @ self.mean, _variance(z, self.root))
+
+
+def _with_level(matrix) -> np.ndarray:
+  """The matrix for weights with the level behind them, which stays."""
+  result = np.zeros((matrix.shape[0] + 1, matrix.shape[1] + 1))
+  result[:-1, :-1] = matrix
+  result[-1, -1] = 1
+  return result
+
+
+def _square(z, weight) -> np.ndarray:
+  """Sum of weight z z': float64 [r + 1, r + 1]."""
+  # A matrix times itself: half the work, and symmetric to the last bit.
+  half = z * np.sqrt(weight)[:, None]
+  return half.T.dot(half)
+
+
+def _factor(precision) -> np.ndarray:
+  """Cholesky's lower factor."""
+  # The transpose is the same matrix, in the order that LAPACK reads.
+  factor, failed = lapack.dpotrf(precision.T, lower=1)
+  if failed:
+    raise np.linalg.LinAlgError(
+      "the predictor's precision is not positive definite"
+    )
+  return factor
+
+
+def _inverse_root(factor) -> np.ndarray:
+  return lapack.dtrtri(factor, lower=1)[0]
+
+
+def _variance(z, root) -> np.ndarray:
+  """Of the logits of designs z, with covariance root' root: float64 [k]."""
+  y = z @ root.T
+  return np.einsum("ij,ij->i", y, y)
+
+
+def _moderate(logit, variance):
+  """The logit of E sigma(t), t normal, by MacKay's approximation (1992)."""
+  return logit / np.sqrt(1 + np.pi / 8 * variance)
