@@ -13,8 +13,8 @@ import pytest
 from vigor_jax import allocation
 from vigor_jax import config as config_lib
 from vigor_jax import tasks
-from vigor_jax.config import checks
 from vigor_jax.config import fields
+from vigor_jax.config import legal
 
 ConfigError = config_lib.ConfigError
 
@@ -419,13 +419,13 @@ def test_defaults_are_locked_and_valid():
 
 def test_every_choice_and_range_names_a_field():
   known = fields.flatten(config_lib.default_config())
-  assert set(checks.CHOICES) | set(checks.RANGES) <= set(known)
+  assert set(legal.CHOICES) | set(legal.RANGES) <= set(known)
   numbers = {
     path for path, value in known.items()
     if type(value) in (int, float)
     and not path.startswith(("task.", "allocation."))
   }
-  assert numbers == set(checks.RANGES)
+  assert numbers == set(legal.RANGES)
 
 
 def test_every_field_is_read_somewhere(root):

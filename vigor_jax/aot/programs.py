@@ -17,7 +17,7 @@ import numpy as np
 from vigor_jax import allocation
 from vigor_jax.aot import cost
 from vigor_jax.aot import decoding
-from vigor_jax.config import checks
+from vigor_jax.config import model_checks
 from vigor_jax.config import fields
 from vigor_jax.policy import buckets
 from vigor_jax.policy import build as build_lib
@@ -155,7 +155,7 @@ def with_slots(config, topology, vocab: int):
     ValueError: policy.attention cannot be used on them.
     ValueError: not even the fewest slots fit.
   """
-  shape = checks.mesh_shape(config, len(topology.devices))
+  shape = model_checks.mesh_shape(config, len(topology.devices))
   return build_lib.with_slots(
       config, build_lib.sizes_of(config, vocab), _allocator(config),
       int(topology.chip.hbm),
@@ -184,7 +184,7 @@ class Plan:
     self.config, self.workload = config, workload
     self.sizes = build_lib.sizes_of(config, vocab)
     self.graph, abstract = transformer.abstract(self.sizes)
-    shape = checks.mesh_shape(config, len(devices))
+    shape = model_checks.mesh_shape(config, len(devices))
     self.placement = sharding.Placement(sharding.make_mesh(shape, devices))
     sharding.check_rows(self.placement, config)
     build_lib.check_attention(config, self.sizes, devices[0].platform,

@@ -3,13 +3,14 @@
 Light on purpose (no jax, no tensorflow): a typing mistake is refused before
 anything slow is imported.
 
-  defaults.py   every field, its default and what it means
-  fields.py     paths, types, values and suggestions
-  legal.py      values and ranges of single fields
-  checks.py     what a whole configuration must satisfy
-  loading.py    config files, overrides, JSON and the rule for a used workdir
-  showing.py    a configuration as people read it
-  cli.py        the command line shared by train, compare and preflight
+  defaults.py      every field, its default and what it means
+  fields.py        paths, types, values and suggestions
+  legal.py         values and ranges of single fields
+  checks.py        what a whole configuration must satisfy
+  model_checks.py  its model and its mesh
+  loading.py       config files, overrides, JSON and the rule for a used workdir
+  showing.py       a configuration as people read it
+  cli.py           the command line shared by train, compare and preflight
 """
 
 from vigor_jax.config.cli import Args
@@ -28,8 +29,8 @@ from vigor_jax.config.loading import load_file
 from vigor_jax.config.loading import read_json
 from vigor_jax.config.loading import to_json
 from vigor_jax.config.loading import with_overrides
-from vigor_jax.config.checks import mesh_shape
 from vigor_jax.config.checks import validate
+from vigor_jax.config.model_checks import mesh_shape
 from vigor_jax.config.showing import brief
 from vigor_jax.config.showing import pretty
 from vigor_jax.config.showing import rest

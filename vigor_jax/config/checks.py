@@ -1,34 +1,27 @@
 """What a whole configuration must satisfy before any device work."""
 
-import difflib
-import math
-import os
-import re
-
 from vigor_jax import allocation
 from vigor_jax import tasks
 from vigor_jax.config import fields
+from vigor_jax.config import model_checks
 from vigor_jax.config.defaults import options_section
-from vigor_jax.config.legal import CHOICES, FAMILIES, RANGES
+from vigor_jax.config.fields import ConfigError
+from vigor_jax.config.legal import CHOICES, RANGES
+from vigor_jax.config.legal import check_choice, check_folder, check_range
 from vigor_jax.policy import buckets
-from vigor_jax.policy import families
-from vigor_jax.policy.sizes import TARGETS
-from vigor_jax.policy.sizes import Adapters
 from vigor_jax.tasks import suites
-
-ConfigError = fields.ConfigError
 
 
 def validate(config):
   """Returns the configuration, or raises a ConfigError for its first fault."""
   _check_registered(config)
   for path, choices in CHOICES.items():
-    _check_choice(path, fields.get(config, path), choices)
+    check_choice(path, fields.get(config, path), choices)
   for path, interval in RANGES.items():
-    _check_range(path, fields.get(config, path), interval)
+    check_range(path, fields.get(config, path), interval)
   _check_task(config)
   _check_reward(config)
-  _check_model(config)
+  model_checks.check(config)
   _check_sampling(config)
   _check_policy(config)
   _check_schedule(config)
@@ -38,62 +31,9 @@ def validate(config):
   return config
 
 
-def mesh_shape(config, num_devices: int) -> tuple[int, int, int]:
-  """Returns the sizes of the axes (data, fsdp, tensor) for a device count.
-
-  Raises:
-    ConfigError: the axes do not multiply to the number of devices, or the
-      configuration is meant for a topology with another number.
-  """
-  if config.topology:
-    chips = math.prod(map(int, config.topology.split(":")[1].split("x")))
-    # Generations differ: one or two devices a chip.
-    if num_devices not in (chips, 2 * chips):
-      raise ConfigError(
-        f"topology: {config.topology} has {chips} chips, but {num_devices} "
-        "devices were found; clear it with --config.topology= to run here"
-      )
-  data, fsdp, tensor = (config.mesh[n] for n in ("data", "fsdp", "tensor"))
-  if data == -1 and num_devices % (fsdp * tensor) == 0:
-    data = num_devices // (fsdp * tensor)
-  if data * fsdp * tensor != num_devices:
-    legal = [
-      f"({num_devices // (f * tensor)}, {f}, {tensor})"
-      for f in range(1, num_devices + 1)
-      if num_devices % (f * tensor) == 0
-    ]
-    hint = f"; with mesh.tensor={tensor}: {', '.join(legal[:6])}"
-    raise ConfigError(
-      f"mesh: (data, fsdp, tensor) = ({data}, {fsdp}, {tensor}) does not "
-      f"multiply to the {num_devices} devices found{hint if legal else ''}"
-    )
-  return data, fsdp, tensor
-
-
-def _check_choice(path, value, choices):
-  if value in choices:
-    return
-  near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-  hint = f"; did you mean {near[0]!r}?" if near else ""
-  legal = ", ".join(repr(choice) for choice in choices)
-  raise ConfigError(f"{path}: unknown value {value!r}; legal: {legal}{hint}")
-
-
-def _check_range(path, value, interval):
-  low, high = (float(end) for end in interval[1:-1].split(","))
-  above = value >= low if interval[0] == "[" else value > low
-  below = value <= high if interval[-1] == "]" else value < high
-  if not (above and below):
-    text = interval.replace(", inf)", "")
-    bound = "more than" if text[0] == "(" else "at least"
-    if math.isinf(high):
-      raise ConfigError(f"{path}: must be {bound} {text[1:]}, got {value!r}")
-    raise ConfigError(f"{path}: must lie in {interval}, got {value!r}")
-
-
 def _check_registered(config):
-  _check_choice("task.name", config.task.name, tuple(sorted(tasks.REGISTRY)))
-  _check_choice(
+  check_choice("task.name", config.task.name, tuple(sorted(tasks.REGISTRY)))
+  check_choice(
     "allocation.name", config.allocation.name,
     tuple(sorted(allocation.REGISTRY)),
   )
@@ -132,7 +72,7 @@ def _check_shaping(config):
   if shaping.format or shaping.format_bonus:
     from vigor_jax.rewards import shaping as shaping_lib
 
-    _check_choice(
+    check_choice(
       f"{path}.format", shaping.format, tuple(sorted(shaping_lib.FORMATS))
     )
     if not shaping.format_bonus:
@@ -150,85 +90,6 @@ def _check_shaping(config):
       f"{path}.overlong_weight={shaping.overlong_weight} has no effect without "
       f"{path}.overlong_buffer"
     )
-
-
-def _check_model(config):
-  sizes = config.model.sizes
-  if sizes.heads % sizes.kv_heads:
-    legal = [k for k in range(1, sizes.heads + 1) if sizes.heads % k == 0]
-    raise ConfigError(
-      f"model.sizes.kv_heads: {sizes.kv_heads} does not divide "
-      f"model.sizes.heads={sizes.heads}; legal: {legal}"
-    )
-  if sizes.head_dim % 2:
-    raise ConfigError(
-      "model.sizes.head_dim: rotary positions need an even number, got "
-      f"{sizes.head_dim}"
-    )
-  try:
-    families.rope_from_text(sizes.rope_scaling)
-  except ValueError as error:
-    raise ConfigError(str(error)) from error
-  _check_lora(config)
-  if config.mesh.data == 0:
-    raise ConfigError("mesh.data: must be -1 (the rest) or at least 1, got 0")
-  if config.model.checkpoint:
-    _check_pretrained(config.model.checkpoint)
-  else:
-    _check_family(config)
-  if config.topology and not re.fullmatch(
-    r"[a-z][a-z0-9]*:\d+x\d+(x\d+)?", config.topology
-  ):
-    raise ConfigError(
-      f"topology: expected a form like 'v5e:4x4' or 'v5p:2x2x2', got "
-      f"{config.topology!r}"
-    )
-
-
-def _check_lora(config):
-  lora = config.model.lora
-  if not lora.rank:
-    for name, default in options_section(Adapters).items():
-      if lora[name] != default:
-        raise ConfigError(
-          f"model.lora.{name}={lora[name]!r} has no effect without "
-          "model.lora.rank; legal: a rank of 1 or more (8 to 32 are usual), "
-          f"or {default!r}"
-        )
-    return
-  targets = lora.targets.split(",")
-  for name in targets:
-    _check_choice("model.lora.targets", name, TARGETS)
-  if len(set(targets)) < len(targets):
-    raise ConfigError(
-      f"model.lora.targets: {lora.targets!r} names a matrix twice"
-    )
-  if config.stage == "sft":
-    raise ConfigError(
-      f"model.lora.rank={lora.rank}: adapters are trained by stage=rl only; "
-      "legal: 0 with stage=sft, or stage=rl with init_from"
-    )
-
-
-def _check_pretrained(path):
-  """Refuses what is no checkpoint; whether it fits is known once it is read."""
-  _check_folder("model.checkpoint", path)
-  if "://" not in path and not families.is_pretrained(path):
-    raise ConfigError(
-      f"model.checkpoint: {path!r} is neither a .gguf file nor a folder with "
-      "config.json and safetensors; a run of vigor_jax goes into init_from"
-    )
-
-
-def _check_family(config):
-  """Refuses sizes that contradict what the named family always has."""
-  family, sizes = config.model.family, config.model.sizes
-  for name, value in FAMILIES[family].items():
-    if sizes[name] != value:
-      raise ConfigError(
-        f"model.sizes.{name}: the family {family!r} has {name}={value}, got "
-        f"{sizes[name]}; legal: {value}, or model.family=tiny"
-      )
 
 
 def _check_sampling(config):
@@ -361,21 +222,7 @@ def _check_start(config):
     if config.sft.steps < 1:
       raise ConfigError("sft.steps: init_from='auto' needs at least 1, got 0")
   else:
-    _check_folder("init_from", config.init_from)
-
-
-def _check_folder(path, folder):
-  """Refuses a local folder that is absent, naming its nearest neighbour."""
-  if not folder or "://" in folder or os.path.exists(folder):
-    return
-  parent = os.path.dirname(os.path.abspath(folder))
-  near = []
-  if os.path.isdir(parent):
-    near = difflib.get_close_matches(
-      os.path.basename(os.path.normpath(folder)), os.listdir(parent), n=1
-    )
-  hint = f"; did you mean {os.path.join(parent, near[0])!r}?" if near else ""
-  raise ConfigError(f"{path}: {folder!r} does not exist{hint}")
+    check_folder("init_from", config.init_from)
 
 
 def _check_allocation(config):

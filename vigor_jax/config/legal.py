@@ -1,5 +1,10 @@
-"""Legal values of single fields: names to choose from, and ranges."""
+"""Legal values of single fields: names to choose from, ranges, folders."""
 
+import difflib
+import math
+import os
+
+from vigor_jax.config.fields import ConfigError
 from vigor_jax.policy import advantages
 from vigor_jax.policy import aggregators
 from vigor_jax.policy import families
@@ -103,3 +108,40 @@ RANGES = {
   "checkpoint.every_steps": "[1, inf)",
   "checkpoint.keep": "[1, inf)",
 }
+
+
+def check_choice(path, value, choices):
+  """Refuses a value that is none of the choices, naming the nearest one."""
+  if value in choices:
+    return
+  near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+  hint = f"; did you mean {near[0]!r}?" if near else ""
+  legal = ", ".join(repr(choice) for choice in choices)
+  raise ConfigError(f"{path}: unknown value {value!r}; legal: {legal}{hint}")
+
+
+def check_range(path, value, interval):
+  """Refuses a value outside an interval, written as in RANGES."""
+  low, high = (float(end) for end in interval[1:-1].split(","))
+  above = value >= low if interval[0] == "[" else value > low
+  below = value <= high if interval[-1] == "]" else value < high
+  if not (above and below):
+    text = interval.replace(", inf)", "")
+    bound = "more than" if text[0] == "(" else "at least"
+    if math.isinf(high):
+      raise ConfigError(f"{path}: must be {bound} {text[1:]}, got {value!r}")
+    raise ConfigError(f"{path}: must lie in {interval}, got {value!r}")
+
+
+def check_folder(path, folder):
+  """Refuses a local folder that is absent, naming its nearest neighbour."""
+  if not folder or "://" in folder or os.path.exists(folder):
+    return
+  parent = os.path.dirname(os.path.abspath(folder))
+  near = []
+  if os.path.isdir(parent):
+    near = difflib.get_close_matches(
+      os.path.basename(os.path.normpath(folder)), os.listdir(parent), n=1
+    )
+  hint = f"; did you mean {os.path.join(parent, near[0])!r}?" if near else ""
+  raise ConfigError(f"{path}: {folder!r} does not exist{hint}")

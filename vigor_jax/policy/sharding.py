@@ -30,7 +30,8 @@ from jax.experimental import mesh_utils
 import numpy as np
 
 from vigor_jax import checkpoints
-from vigor_jax.config import checks
+from vigor_jax.config import fields
+from vigor_jax.config import model_checks
 from vigor_jax.policy.sizes import TARGETS
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -197,7 +198,7 @@ def make_mesh(shape: Sequence[int], devices: Sequence[Any] | None = None
   slices = len({getattr(d, "slice_index", 0) for d in devices})
   if slices > 1 and devices[0].platform == "tpu":
     if shape[0] % slices:
-      raise checks.ConfigError(
+      raise fields.ConfigError(
           f"mesh.data: {shape[0]} must be a multiple of the {slices} slices "
           "(only gradients may cross between slices)")
     inner = (shape[0] // slices, *shape[1:])
@@ -217,7 +218,7 @@ def placement_of(config, devices: Sequence[Any] | None = None
     ConfigError: the mesh does not fit the devices, or rows do not split.
   """
   devices = list(jax.devices() if devices is None else devices)
-  shape = checks.mesh_shape(config, len(devices))
+  shape = model_checks.mesh_shape(config, len(devices))
   if len(devices) == 1:
     return None
   placement = Placement(make_mesh(shape, devices))
@@ -233,14 +234,14 @@ def check_rows(placement: Placement, config) -> None:
       ("sampling.prefill_batch", config.sampling.prefill_batch)):
     if rows % placement.rows:
       near = max(1, round(rows / placement.rows)) * placement.rows
-      raise checks.ConfigError(
+      raise fields.ConfigError(
           f"{what}: {rows} must be a multiple of mesh.data x mesh.fsdp = "
           f"{placement.rows}; nearest: {near}")
   tensor = placement.count("tensor")
   for length in config.policy.row_buckets:
     # Else the update could not run by pieces, which its longest rows allow.
     if length % tensor:
-      raise checks.ConfigError(
+      raise fields.ConfigError(
           f"policy.row_buckets: {length} must be a multiple of mesh.tensor = "
           f"{tensor}")
 
