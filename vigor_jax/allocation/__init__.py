@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import dataclasses
 
 from vigor_jax.allocation import base
-from vigor_jax.allocation.base import Allocator, Groups, Request
+from vigor_jax.allocation.base import Allocator
 from vigor_jax.allocation.buffer import RolloutBuffer
 from vigor_jax.allocation.cero import Cero
 from vigor_jax.allocation.dynamic_sampling import DynamicSampling
@@ -19,6 +19,7 @@ from vigor_jax.allocation.eb_predicted import EbPredicted
 from vigor_jax.allocation.eb_streaming import EbStreaming
 from vigor_jax.allocation.eb_widening import EbWidening
 from vigor_jax.allocation.greso import Greso
+from vigor_jax.allocation.groups import Groups, Request
 from vigor_jax.allocation.gvm import Gvm
 from vigor_jax.allocation.knapsack import Knapsack
 from vigor_jax.allocation.low_success_first import LowSuccessFirst

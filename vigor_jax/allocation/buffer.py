@@ -7,7 +7,7 @@ import numbers
 
 import numpy as np
 
-from vigor_jax.allocation.base import Groups
+from vigor_jax.allocation.groups import Groups
 
 
 class RolloutBuffer:

@@ -29,6 +29,7 @@ import math
 import numpy as np
 
 from vigor_jax.allocation import base, history, uniform, variance
+from vigor_jax.allocation.groups import Groups, Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Cero(base.Allocator):
   def largest_group(self) -> int:
     return self.group_size
 
-  def begin(self, stream, step: int) -> base.Groups:
+  def begin(self, stream, step: int) -> Groups:
     # A stream of fresh prompts counts as one that shows each prompt once.
     size = getattr(stream, "num_examples", None)
     self.data_set = int(size or self.options.horizon * self.max_prompts)
@@ -101,7 +102,7 @@ class Cero(base.Allocator):
     """theta - nu: float64 [k]."""
     return self.table.get(uids)[:, 2] - self.nu
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     margins = self.margins(groups.uids)
     chosen = base.top(
       np.round(margins, 12), groups.uniforms(0), self.prompts_per_step
@@ -112,7 +113,7 @@ class Cero(base.Allocator):
     yield groups.request(counts)
     groups.consumed[:] = True
 
-  def end(self, groups: base.Groups) -> None:
+  def end(self, groups: Groups) -> None:
     o = self.options
     uids, successes, rollouts = history.merge_by_uid(
       groups.uids, groups.reward_sum, groups.n

@@ -16,6 +16,7 @@ import dataclasses
 import numpy as np
 
 from vigor_jax.allocation import base, uniform
+from vigor_jax.allocation.groups import Groups, Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ class DynamicSampling(base.Allocator):
   def largest_group(self) -> int:
     return self.group_size
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     queue = self.candidates(groups)
     for _ in range(self.options.max_batches):
       missing = self.target - groups.mixed_count()
@@ -76,19 +77,19 @@ class DynamicSampling(base.Allocator):
         " to train on. Are the prompts all solved, or all out of reach?"
       )
 
-  def candidates(self, groups: base.Groups) -> np.ndarray:
+  def candidates(self, groups: Groups) -> np.ndarray:
     """Group indices that may be drawn, in order."""
     return np.arange(len(groups))
 
-  def batch_size(self, groups: base.Groups, missing: int) -> int:
+  def batch_size(self, groups: Groups, missing: int) -> int:
     """Prompts of the next generation batch."""
     del groups, missing
     return max(1, round(self.options.generation * self.target))
 
-  def select(self, groups: base.Groups) -> np.ndarray:
+  def select(self, groups: Groups) -> np.ndarray:
     """The first mixed groups up to the target; `train_on` plays no part."""
     mixed = groups.mixed()
     return mixed & (np.cumsum(mixed) <= self.target)
 
-  def survivors(self, groups: base.Groups) -> np.ndarray:
+  def survivors(self, groups: Groups) -> np.ndarray:
     return self.select(groups)

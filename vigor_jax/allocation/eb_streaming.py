@@ -15,6 +15,7 @@ import dataclasses
 import numpy as np
 
 from vigor_jax.allocation import base, eb_widening, streaming, widening
+from vigor_jax.allocation.groups import Groups
 
 ROUND = 1  # address of the tie keys: one set for the whole step
 BARRIERS = 3  # when run in rounds, as many after the opening as eb_widening
@@ -57,12 +58,12 @@ class EbStreaming(streaming.Streaming, eb_widening.EbWidening):
   def barrier_slots(self) -> int:
     return max(1, -(-(self.budget - self.opening()) // BARRIERS))
 
-  def plan(self, groups: base.Groups) -> Progress:
+  def plan(self, groups: Groups) -> Progress:
     return Progress(
       streaming.Dues(), groups.uniforms(ROUND), self.options.cap, 0.0
     )
 
-  def fill(self, groups: base.Groups, counts: np.ndarray, free: int) -> None:
+  def fill(self, groups: Groups, counts: np.ndarray, free: int) -> None:
     plan, m0 = groups.plan, self.options.initial_rollouts
     free = plan.dues.serve(counts, free)
     opened = int((groups.opened | (counts > 0)).sum())
@@ -95,7 +96,7 @@ class EbStreaming(streaming.Streaming, eb_widening.EbWidening):
       plan.dues.put(last, excess)
     counts += more
 
-  def refit(self, groups: base.Groups) -> None:
+  def refit(self, groups: Groups) -> None:
     """Fits the prior again once enough verdicts have come since last time."""
     plan, o = groups.plan, self.options
     done = groups.n > 0

@@ -24,6 +24,7 @@ import functools
 import numpy as np
 
 from vigor_jax.allocation import base, widening
+from vigor_jax.allocation.groups import Groups
 
 GRID = np.array(
     [
@@ -198,7 +199,7 @@ class EbWidening(widening.Widening):
     self.value = GRID * (1 - GRID) * (2 * (1 - GRID)) ** o.low_success_exponent
     self.slope = self.value * GRID * (1 - GRID) / o.saturation
 
-  def marginal(self, groups: base.Groups):
+  def marginal(self, groups: Groups):
     opened = groups.opened
     post = self.prior.refit(
       groups.n[opened], groups.reward_sum[opened], self.options.em_iterations
@@ -212,7 +213,7 @@ class EbWidening(widening.Widening):
       for table in (self.value, self.slope)
     )
 
-  def end(self, groups: base.Groups) -> None:
+  def end(self, groups: Groups) -> None:
     done = groups.n > 0
     self.prior.remember(groups.n[done], groups.reward_sum[done])
 

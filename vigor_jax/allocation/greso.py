@@ -18,6 +18,7 @@ import math
 import numpy as np
 
 from vigor_jax.allocation import base, dynamic_sampling, history
+from vigor_jax.allocation.groups import Groups, Request
 
 SKIP = 1  # purpose of the addressed numbers
 LARGEST_BATCH = 1.5  # 384 / 256, of the target
@@ -72,7 +73,7 @@ class Greso(dynamic_sampling.DynamicSampling):
     p = np.where(easy > 0, self.keep["easy"], self.keep["hard"])
     return np.where(streak > 0, 1 - np.maximum(p**streak, KEEP_FLOOR), 0.0)
 
-  def candidates(self, groups: base.Groups) -> np.ndarray:
+  def candidates(self, groups: Groups) -> np.ndarray:
     margin = groups.uniforms(0, SKIP) - self.skip_probability(groups.uids)
     kept = margin >= 0
     # The pool is all this step can look at: where less than a batch is left
@@ -83,14 +84,14 @@ class Greso(dynamic_sampling.DynamicSampling):
     groups.plan = ~kept
     return np.flatnonzero(kept)
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     yield from super().rounds(groups)
     # Prompts skipped on the way are used up for this epoch; those behind the
     # last one drawn were never looked at.
     last = int(np.flatnonzero(groups.opened)[-1])
     groups.consumed[:last] |= groups.plan[:last]
 
-  def batch_size(self, groups: base.Groups, missing: int) -> int:
+  def batch_size(self, groups: Groups, missing: int) -> int:
     largest = max(1, round(self.options.generation * self.target))
     if not groups.round_counts:
       return largest
@@ -99,7 +100,7 @@ class Greso(dynamic_sampling.DynamicSampling):
     smallest = max(1, round(SMALLEST_BATCH * self.target))
     return int(np.clip(wanted, min(smallest, largest), largest))
 
-  def end(self, groups: base.Groups) -> None:
+  def end(self, groups: Groups) -> None:
     done = groups.n > 0
     zero = groups.zero_variance()
     easy = groups.mean() > 0.5

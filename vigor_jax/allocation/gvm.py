@@ -20,6 +20,7 @@ import dataclasses
 import numpy as np
 
 from vigor_jax.allocation import base
+from vigor_jax.allocation.groups import Groups, Request
 
 NORMS = ("constant", "deviation")
 
@@ -87,7 +88,7 @@ class Gvm(base.Allocator):
         f" most {self.budget}"
       )
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     yield groups.request(np.full(len(groups), self.pilots))
     rest = self.budget - groups.spent
     if not rest:
@@ -105,5 +106,5 @@ class Gvm(base.Allocator):
       return chosen
     return chosen & (np.asarray(sample) >= self.pilots)
 
-  def survivors(self, groups: base.Groups) -> np.ndarray:
+  def survivors(self, groups: Groups) -> np.ndarray:
     return groups.counts > self.pilots

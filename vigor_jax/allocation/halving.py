@@ -17,6 +17,7 @@ import fractions
 import numpy as np
 
 from vigor_jax.allocation import base
+from vigor_jax.allocation.groups import Groups, Request
 
 TIES = ("random", "index")
 
@@ -167,7 +168,7 @@ class Halving(base.Allocator):
   def largest_group(self) -> int:
     return self.schedule.sizes[-1]
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     active = np.arange(len(groups))
     # All at once, before the device's work empties the host's caches.
     keys = self.tie_keys(groups, range(1, len(self.schedule.sizes)))
@@ -182,7 +183,7 @@ class Halving(base.Allocator):
       counts[active] = new
       yield groups.request(counts)
 
-  def tie_keys(self, groups: base.Groups, round_index) -> np.ndarray:
+  def tie_keys(self, groups: Groups, round_index) -> np.ndarray:
     """Larger goes first among equal scores.
 
     Returns:
@@ -195,9 +196,9 @@ class Halving(base.Allocator):
       ) else keys
     return groups.uniforms(round_index)
 
-  def score(self, groups: base.Groups, round_index: int) -> np.ndarray:
+  def score(self, groups: Groups, round_index: int) -> np.ndarray:
     """Larger is better: float64 [max_prompts]."""
     raise NotImplementedError
 
-  def survivors(self, groups: base.Groups) -> np.ndarray:
+  def survivors(self, groups: Groups) -> np.ndarray:
     return groups.counts == self.schedule.sizes[-1]

@@ -18,6 +18,7 @@ import dataclasses
 import numpy as np
 
 from vigor_jax.allocation import base, history, vip
+from vigor_jax.allocation.groups import Groups, Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Knapsack(base.Allocator):
   def largest_group(self) -> int:
     return self.options.highest
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     o = self.options
     keys = groups.uniforms(0)
     known = self.rates.seen(groups.uids)
@@ -121,7 +122,7 @@ class Knapsack(base.Allocator):
                 keys)  # fmt: skip
     yield groups.request(counts)
 
-  def end(self, groups: base.Groups) -> None:
+  def end(self, groups: Groups) -> None:
     uids, successes, rollouts = history.merge_by_uid(
       groups.uids, groups.reward_sum, groups.n
     )

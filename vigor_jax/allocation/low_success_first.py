@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vigor_jax.allocation import base, halving, variance
+from vigor_jax.allocation import halving, variance
+from vigor_jax.allocation.groups import Groups
 
 
 class LowSuccessFirst(halving.Halving):
@@ -17,7 +18,7 @@ class LowSuccessFirst(halving.Halving):
 
   name = "low_success_first"
 
-  def score(self, groups: base.Groups, round_index: int) -> np.ndarray:
+  def score(self, groups: Groups, round_index: int) -> np.ndarray:
     del round_index
     mean = groups.mean()
     # Mixed scores lie in (2, 3], all-fail is 1, agreement above 0 is <= 0.

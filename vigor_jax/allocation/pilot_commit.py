@@ -16,6 +16,7 @@ import math
 import numpy as np
 
 from vigor_jax.allocation import base, history, screening
+from vigor_jax.allocation.groups import REWARD_QUANTUM, Groups, Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +57,15 @@ class PilotCommit(screening.Screening):
     pilots = -(-self.budget // self.options.screen)
     return math.ceil(self.options.pool * pilots) if self.options.evict else 0
 
-  def qualifies(self, groups: base.Groups) -> np.ndarray:
+  def qualifies(self, groups: Groups) -> np.ndarray:
     mean = groups.mean()
-    slack = base.REWARD_QUANTUM
+    slack = REWARD_QUANTUM
     inside = (mean >= self.options.low - slack) & (
       mean <= self.options.high + slack
     )
     return inside & (groups.n > 0)
 
-  def candidates(self, groups: base.Groups) -> np.ndarray:
+  def candidates(self, groups: Groups) -> np.ndarray:
     gone = self.evicted.seen(groups.uids)
     if gone.all():
       groups.warn(
@@ -74,17 +75,17 @@ class PilotCommit(screening.Screening):
       gone[:] = False
     return np.flatnonzero(~gone)
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     gone = self.evicted.seen(groups.uids)
     yield from super().rounds(groups)
     last = int(np.flatnonzero(groups.opened)[-1])
     groups.consumed[:last] |= gone[:last]
 
-  def end(self, groups: base.Groups) -> None:
+  def end(self, groups: Groups) -> None:
     if not self.options.evict:
       return
     solved = (groups.n >= self.options.screen) & (
-      groups.mean() >= 1 - base.REWARD_QUANTUM
+      groups.mean() >= 1 - REWARD_QUANTUM
     )
     uids = groups.uids[solved]
     self.evicted.put(uids, np.zeros((len(uids), 0)))

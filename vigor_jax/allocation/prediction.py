@@ -15,6 +15,7 @@ import dataclasses
 import numpy as np
 
 from vigor_jax.allocation import base, halving, random_top
+from vigor_jax.allocation.groups import Groups
 from vigor_jax.allocation.population import Population
 
 
@@ -153,10 +154,10 @@ def _keep_by_count(
   return np.minimum(keep * (kept / prompts / float(law @ keep)), 1.0)
 
 
-def _all_counts(n: int) -> base.Groups:
+def _all_counts(n: int) -> Groups:
   """Groups of n rollouts with 0, 1, ..., n successes."""
   k = np.arange(n + 1)
-  groups = base.Groups(0, 0, k, k)
+  groups = Groups(0, 0, k, k)
   groups.request(np.full(n + 1, n))
   groups.n[:] = n
   groups.reward_sum[:] = k

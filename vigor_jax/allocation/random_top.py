@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vigor_jax.allocation import base, halving
+from vigor_jax.allocation import halving
+from vigor_jax.allocation.groups import Groups
 
 RANKING = 1  # purpose of the addressed numbers, apart from the tie keys
 
@@ -14,5 +15,5 @@ class RandomTop(halving.Halving):
 
   name = "random_top"
 
-  def score(self, groups: base.Groups, round_index: int) -> np.ndarray:
+  def score(self, groups: Groups, round_index: int) -> np.ndarray:
     return groups.uniforms(round_index, purpose=RANKING)

@@ -19,6 +19,7 @@ import dataclasses
 import numpy as np
 
 from vigor_jax.allocation import base, screening
+from vigor_jax.allocation.groups import Groups, Request
 
 RULES = ("balance", "positive")
 
@@ -73,7 +74,7 @@ class ReinforceAda(base.Allocator):
   def largest_group(self) -> int:
     return self.options.round_size * self.options.max_rounds
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     o = self.options
     opened = 0
     while groups.spent < self.budget:
@@ -92,11 +93,11 @@ class ReinforceAda(base.Allocator):
         " Are the prompts all solved, or all out of reach?"
       )
 
-  def correct(self, groups: base.Groups) -> np.ndarray:
+  def correct(self, groups: Groups) -> np.ndarray:
     """Correct rollouts per group; graded rewards count as their sum."""
     return groups.reward_sum
 
-  def done(self, groups: base.Groups) -> np.ndarray:
+  def done(self, groups: Groups) -> np.ndarray:
     """bool [max_prompts]: the prompt has enough signal."""
     correct = self.correct(groups)
     if self.options.rule == "positive":

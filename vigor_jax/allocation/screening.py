@@ -13,6 +13,7 @@ import dataclasses
 import numpy as np
 
 from vigor_jax.allocation import base
+from vigor_jax.allocation.groups import Groups, Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,15 +59,15 @@ class Screening(base.Allocator):
   def largest_group(self) -> int:
     return self.options.screen + self.options.extra
 
-  def qualifies(self, groups: base.Groups) -> np.ndarray:
+  def qualifies(self, groups: Groups) -> np.ndarray:
     """bool [max_prompts]: screened prompts worth the extension."""
     raise NotImplementedError
 
-  def candidates(self, groups: base.Groups) -> np.ndarray:
+  def candidates(self, groups: Groups) -> np.ndarray:
     """Group indices that may be screened, in order."""
     return np.arange(len(groups))
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     o = self.options
     queue = self.candidates(groups)
     chosen = np.zeros(len(groups), bool)
@@ -91,11 +92,11 @@ class Screening(base.Allocator):
         " reach?"
       )
 
-  def select(self, groups: base.Groups) -> np.ndarray:
+  def select(self, groups: Groups) -> np.ndarray:
     """Extended groups, the last one possibly cut; others are dropped."""
     return groups.plan & (groups.counts > self.options.screen)
 
-  def survivors(self, groups: base.Groups) -> np.ndarray:
+  def survivors(self, groups: Groups) -> np.ndarray:
     return self.select(groups)
 
 

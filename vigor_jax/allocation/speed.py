@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vigor_jax.allocation import base, screening
+from vigor_jax.allocation import screening
+from vigor_jax.allocation.groups import Groups
 
 
 class Speed(screening.Screening):
@@ -17,5 +18,5 @@ class Speed(screening.Screening):
 
   name = "speed"
 
-  def qualifies(self, groups: base.Groups) -> np.ndarray:
+  def qualifies(self, groups: Groups) -> np.ndarray:
     return groups.mixed()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from vigor_jax.allocation import base
+from vigor_jax.allocation.groups import Groups, Request
 
 
 class Dues:
@@ -42,21 +43,21 @@ class Streaming(base.Allocator):
 
   streaming = True
 
-  def begin(self, stream, step: int) -> base.Groups:
+  def begin(self, stream, step: int) -> Groups:
     groups = super().begin(stream, step)
     groups.plan = self.plan(groups)
     return groups
 
-  def plan(self, groups: base.Groups):
+  def plan(self, groups: Groups):
     """Working notes of a new step."""
     raise NotImplementedError
 
-  def fill(self, groups: base.Groups, counts: np.ndarray, free: int) -> None:
+  def fill(self, groups: Groups, counts: np.ndarray, free: int) -> None:
     """Adds at most `free` rollouts to `counts`, in place."""
     raise NotImplementedError
 
   def occupy(
-    self, groups: base.Groups, counts: np.ndarray, idle: int
+    self, groups: Groups, counts: np.ndarray, idle: int
   ) -> None:
     """Adds at most `idle` rollouts to `counts`, in place.
 
@@ -65,8 +66,8 @@ class Streaming(base.Allocator):
     """
 
   def grant(
-    self, groups: base.Groups, free: int, idle: int = 0
-  ) -> base.Request | None:
+    self, groups: Groups, free: int, idle: int = 0
+  ) -> Request | None:
     left = self.budget - groups.spent
     counts = np.zeros(len(groups), np.int64)
     if free > 0 and left > 0:
@@ -89,7 +90,7 @@ class Streaming(base.Allocator):
     """Slots asked for at once when the rule is run in rounds."""
     raise NotImplementedError
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     """The rule with a barrier after every request, for samplers in rounds."""
     while (request := self.grant(groups, self.barrier_slots())) is not None:
       yield request

@@ -29,6 +29,7 @@ import dataclasses
 import numpy as np
 
 from vigor_jax.allocation import base, halving, streaming, vigor
+from vigor_jax.allocation.groups import Groups
 
 
 @dataclasses.dataclass
@@ -55,11 +56,11 @@ class StreamingVigor(streaming.Streaming, halving.Halving):
   def barrier_slots(self) -> int:
     return self.schedule.prompts[0] * self.schedule.new[0]
 
-  def plan(self, groups: base.Groups) -> Stages:
+  def plan(self, groups: Groups) -> Stages:
     size = len(groups)
     return Stages(np.full(size, -1), np.zeros(size, int), streaming.Dues())
 
-  def fill(self, groups: base.Groups, counts: np.ndarray, free: int) -> None:
+  def fill(self, groups: Groups, counts: np.ndarray, free: int) -> None:
     plan = groups.plan
     score = groups.variance(self.options.variance)
     free = plan.dues.serve(counts, free)
@@ -83,7 +84,7 @@ class StreamingVigor(streaming.Streaming, halving.Halving):
       free = plan.dues.serve(counts, free)
 
   def occupy(
-    self, groups: base.Groups, counts: np.ndarray, idle: int
+    self, groups: Groups, counts: np.ndarray, idle: int
   ) -> None:
     plan = groups.plan
     score = groups.variance(self.options.variance)
@@ -98,13 +99,13 @@ class StreamingVigor(streaming.Streaming, halving.Halving):
       counts[chosen] += 1
       idle -= len(chosen)
 
-  def _finished(self, groups: base.Groups, stage: int) -> np.ndarray:
+  def _finished(self, groups: Groups, stage: int) -> np.ndarray:
     """bool: finished `stage`, all verdicts seen, and not promoted from it."""
     return (groups.plan.stage == stage) & (
       groups.n >= self.schedule.sizes[stage]
     )
 
-  def _promotions(self, groups: base.Groups, score):
+  def _promotions(self, groups: Groups, score):
     """(groups to promote, their new stage), from the highest stage possible."""
     plan = groups.plan
     for stage in range(len(self.schedule.sizes) - 2, -1, -1):
@@ -118,7 +119,7 @@ class StreamingVigor(streaming.Streaming, halving.Halving):
         return base.top(score, keys, quota, finished), stage + 1
     return np.zeros(0, int), 0
 
-  def _best_unpromoted(self, groups: base.Groups, score):
+  def _best_unpromoted(self, groups: Groups, score):
     """(one group, its new stage): the best variance over all stages."""
     last = len(self.schedule.sizes) - 1
     eligible = np.zeros(len(groups), bool)
@@ -130,5 +131,5 @@ class StreamingVigor(streaming.Streaming, halving.Halving):
     stage = int(groups.plan.stage[chosen[0]]) + 1 if len(chosen) else 0
     return chosen, stage
 
-  def survivors(self, groups: base.Groups) -> np.ndarray:
+  def survivors(self, groups: Groups) -> np.ndarray:
     return groups.plan.stage == len(self.schedule.sizes) - 1

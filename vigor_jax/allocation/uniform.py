@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from vigor_jax.allocation import base
+from vigor_jax.allocation.groups import MAX_GROUP_SIZE, Groups, Request
 
 
 class Uniform(base.Allocator):
@@ -21,7 +22,7 @@ class Uniform(base.Allocator):
   def largest_group(self) -> int:
     return self.group_size
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     yield groups.request(np.full(len(groups), self.group_size))
 
 
@@ -37,7 +38,7 @@ def per_prompt(name: str, budget: int, prompts: int) -> int:
   )
   sizes = [
     str(d) for d in nearest
-    if d is not None and budget // d <= base.MAX_GROUP_SIZE
+    if d is not None and budget // d <= MAX_GROUP_SIZE
   ]
   with_budget = (
     f" with this budget prompts_per_step = {' or '.join(sizes)} works,"

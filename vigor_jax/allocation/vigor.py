@@ -16,6 +16,7 @@ import dataclasses
 import numpy as np
 
 from vigor_jax.allocation import base, halving, variance
+from vigor_jax.allocation.groups import Groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,6 @@ class Vigor(halving.Halving):
   name = "vigor"
   Options = VigorOptions
 
-  def score(self, groups: base.Groups, round_index: int) -> np.ndarray:
+  def score(self, groups: Groups, round_index: int) -> np.ndarray:
     del round_index
     return groups.variance(self.options.variance)

@@ -22,6 +22,7 @@ import heapq
 import numpy as np
 
 from vigor_jax.allocation import base, history
+from vigor_jax.allocation.groups import Groups, Request
 
 FORMS = ("rloo", "dr_grpo")
 
@@ -138,7 +139,7 @@ class Vip(base.Allocator):
     weight = self.options.shrinkage + 1e-9
     return (rows[:, 0] + weight * mean) / (rows[:, 1] + weight)
 
-  def rounds(self, groups: base.Groups) -> Iterator[base.Request]:
+  def rounds(self, groups: Groups) -> Iterator[Request]:
     o = self.options
     p = self.predicted(groups.uids)
     yield groups.request(
@@ -152,7 +153,7 @@ class Vip(base.Allocator):
       )
     )
 
-  def end(self, groups: base.Groups) -> None:
+  def end(self, groups: Groups) -> None:
     uids, successes, rollouts = history.merge_by_uid(
       groups.uids, groups.reward_sum, groups.n
     )
