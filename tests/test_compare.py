@@ -16,6 +16,7 @@ from vigor_jax import config as configuration
 from vigor_jax.config import ConfigError
 from vigor_jax.grid import cells
 from vigor_jax.grid import workers
+from vigor_jax.reporting import pooled
 from vigor_jax.reporting import runs
 from vigor_jax.reporting import verdict
 from vigor_jax.reporting import wording
@@ -399,7 +400,7 @@ def test_a_baseline_that_did_not_learn_gives_no_targets():
 def test_mean_curve_reaches_the_end_of_every_seed():
   line = [0.2, 0.3, 0.4, 0.5, 0.6]
   fast, slow = _run("u", 0, X, line), _run("u", 1, X, line, seconds=3.0)
-  curve = runs.mean_curve([fast, slow], "seconds")
+  curve = pooled.mean_curve([fast, slow], "seconds")
   assert curve.x == pytest.approx([0, 2, 4, 6, 8])  # means of s and 3 s
   assert curve.mean == pytest.approx(line)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vigor_jax import report
+from vigor_jax.reporting import pooled
 from vigor_jax.reporting import runs
 
 
@@ -224,8 +225,8 @@ def test_several_runs_are_labelled_by_what_differs(tmp_path):
       folders.append(fake_runs.write(
           tmp_path / f"{name}{prompts}-{seed}", values))
   read = [runs.read(folder) for folder in folders]
-  runs.label_runs(read)
-  assert list(runs.by_label(read)) == [
+  pooled.label_runs(read)
+  assert list(pooled.by_label(read)) == [
       "uniform:prompts_per_step=32", "uniform:prompts_per_step=64",
       "vigor:prompts_per_step=32"]
   path = report.build(folders)
@@ -237,7 +238,7 @@ def test_graded_rewards_are_shown_raw(whole, tmp_path):
   folder = _copy(whole, tmp_path)
   _rewrite(folder, "groups.jsonl", lambda lines: [
       {**line, "sum": [s * 0.375 for s in line["sum"]]} for line in lines])
-  histograms, how = runs.pass_rate_histograms([runs.read(folder)])
+  histograms, how = pooled.pass_rate_histograms([runs.read(folder)])
   assert "raw" in how
   for _, _, shares, mean in histograms:
     assert shares.sum() == pytest.approx(1.0)
@@ -252,7 +253,7 @@ def test_pass_rates_are_deconvolved():
             "rounds": np.zeros((0, 4)), "levels": None} for s in range(9)]
   run = runs.Run(folder=None, config={}, train=[], evals=[], groups=steps,
                  samples=[], notes=[])
-  (_, edges, shares, mean), *_ = runs.pass_rate_histograms([run])[0]
+  (_, edges, shares, mean), *_ = pooled.pass_rate_histograms([run])[0]
   assert mean == pytest.approx(0.5)
   assert shares[:2].sum() + shares[-2:].sum() < 0.1
   assert shares.sum() == pytest.approx(1.0) and len(edges) == 11

@@ -38,6 +38,7 @@ from vigor_jax import workdirs
 from vigor_jax.grid import board as board_lib
 from vigor_jax.grid import cells as cell_lib
 from vigor_jax.grid import workers
+from vigor_jax.reporting import pooled
 from vigor_jax.reporting import runs as run_folders
 from vigor_jax.reporting import verdict
 from vigor_jax.reporting import wording
@@ -184,7 +185,7 @@ def _results(workdir, cells, board, baseline) -> dict[str, dict]:
       variants.setdefault(cell.variant, []).append(run)
   results = {}
   for variant, members in variants.items():
-    rules = run_folders.by_label(members)
+    rules = pooled.by_label(members)
     if baseline in rules:
       results[variant] = verdict.analyse(rules, baseline)
   return results

@@ -18,6 +18,7 @@ import sys
 from vigor_jax import endings
 from vigor_jax import metrics
 from vigor_jax.reporting import page as page_lib
+from vigor_jax.reporting import pooled
 from vigor_jax.reporting import runs as run_folders
 from vigor_jax.reporting import several
 from vigor_jax.reporting import single
@@ -78,7 +79,7 @@ def _collect(folders) -> tuple[list[run_folders.Run], dict]:
         run = run_folders.read(place)
         run.label, run.variant = cell["label"], cell["variant"]
         runs.append(run)
-  run_folders.label_runs(runs)
+  pooled.label_runs(runs)
   return runs, record
 
 

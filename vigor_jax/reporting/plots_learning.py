@@ -11,7 +11,7 @@ from matplotlib import patheffects
 from matplotlib import ticker
 
 from vigor_jax.reporting import phases as phase_times
-from vigor_jax.reporting import runs as run_folders
+from vigor_jax.reporting import pooled
 from vigor_jax.reporting import style
 
 
@@ -25,7 +25,7 @@ _SPENDING = {
 def accuracy(rules: style.Rules, against: str, colour, targets=()):
   """Held-out accuracy against what was spent, one line per rule."""
   curves = {
-    label: run_folders.mean_curve(runs, against)
+    label: pooled.mean_curve(runs, against)
     for label, runs in rules.items()
   }
   curves = {label: c for label, c in curves.items() if c is not None}

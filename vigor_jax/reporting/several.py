@@ -3,7 +3,7 @@
 from vigor_jax.reporting import captions
 from vigor_jax.reporting import page as page_lib
 from vigor_jax.reporting import phases as phase_times
-from vigor_jax.reporting import runs as run_folders
+from vigor_jax.reporting import pooled
 from vigor_jax.reporting import verdict
 from vigor_jax.reporting import wording
 
@@ -14,7 +14,7 @@ def render(runs, record, pictures) -> tuple[str, str]:
     variants.setdefault(run.variant, []).append(run)
   sections, results = [], {}
   for name, members in variants.items():
-    rules = run_folders.by_label(members)
+    rules = pooled.by_label(members)
     baseline = record.get("baseline") or _baseline(rules)
     if baseline not in rules:
       sections.append(
@@ -81,7 +81,7 @@ def _variant(rules, result, pictures, prefix) -> str:
   colour = plots.colours(list(rules))
   targets = [(t["fraction"], t["accuracy"]) for t in result["targets"]]
   baseline = result["baseline"]
-  rates, how = run_folders.pass_rate_histograms(rules[baseline])
+  rates, how = pooled.pass_rate_histograms(rules[baseline])
   parts = [page_lib.bullets(result["sentences"])]
   for title, header, rows in wording.tables(result):
     parts.append(f"<h3>{page_lib.text(title)}</h3>")

@@ -7,6 +7,7 @@ import numpy as np
 from vigor_jax.reporting import captions
 from vigor_jax.reporting import page as page_lib
 from vigor_jax.reporting import phases as phase_times
+from vigor_jax.reporting import pooled
 from vigor_jax.reporting import runs as run_folders
 from vigor_jax.reporting import wording
 
@@ -102,7 +103,7 @@ def render(run, pictures) -> tuple[str, str]:
   rules = {label: [run]}
   task = run.config.get("task", {}).get("name", "")
   title = f"{run.allocator}, seed {run.seed}" + (f" on {task}" if task else "")
-  rates, how = run_folders.pass_rate_histograms([run])
+  rates, how = pooled.pass_rate_histograms([run])
   body = [f"<h1>{page_lib.text(title)}</h1>", '<div class="lead">']
   body += [f"<p>{page_lib.text(' '.join(run_summary(run)))}</p>", "</div>"]
   body.append("<h2>What was learned</h2>")

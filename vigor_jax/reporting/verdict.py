@@ -21,6 +21,7 @@ import math
 import numpy as np
 
 from vigor_jax import statistics
+from vigor_jax.reporting import pooled
 from vigor_jax.reporting import runs as run_folders
 from vigor_jax.reporting import wording
 
@@ -57,7 +58,7 @@ def analyse(rules: Rules, baseline: str) -> dict:
     "rules": {label: _rule(runs) for label, runs in rules.items()},
     "best_uniform": [],
   }
-  curve = run_folders.mean_curve(rules[baseline], "rollouts")
+  curve = pooled.mean_curve(rules[baseline], "rollouts")
   if curve is not None:
     fixed = statistics.targets(curve.mean, FRACTIONS)
     result["start"], result["top"] = fixed.start, fixed.top
@@ -126,7 +127,7 @@ def _reached(runs, measure, accuracy) -> dict:
   """{seed: Reached} of the runs that were evaluated."""
   found = {}
   for run in runs:
-    x, y = run_folders.smoothed(run, measure)
+    x, y = pooled.smoothed(run, measure)
     if len(x):
       found[run.seed] = statistics.reach(x, y, accuracy)
   return found
@@ -182,7 +183,7 @@ def _rule(runs) -> dict:
   """What one rule's runs ended at and spent their budget on."""
   finals, seeds = [], []
   for run in runs:
-    y = run_folders.smoothed(run, "rollouts")[1]
+    y = pooled.smoothed(run, "rollouts")[1]
     if len(y):
       finals.append(float(run.curve("rollouts")[1][-1]))
       seeds.append(run.seed)
