@@ -306,6 +306,106 @@ def test_small_shares_are_seen_among_group_sizes(tmp_path):
   assert figure.axes[0].get_yscale() == "log" and min(tall) > 0.25
 
 
+RULES = ("uniform", "uniform:prompts_per_step=64:optimizer.learning_rate=0.001",
+         "vigor", "eb_widening:optimizer.learning_rate=0.001", "eb_effective",
+         "eb_predicted")
+
+
+def _learned(label, rise):
+  """A run whose accuracy rises from 0.4 by `rise`, with times of its phases."""
+  steps = np.arange(1, 41)
+  return runs.Run(
+      folder=None, config={}, groups=[], samples=[], notes=[], label=label,
+      train=[{"step": int(s), "rollouts": 256 * int(s), "compiles": 9,
+              **{f"time/{p}": 0.002 * (1 + i) for i, p in enumerate(
+                  ("prefill", "decode", "reward", "allocate", "update"))}}
+             for s in steps],
+      evals=[{"step": int(s), "rollouts": 256 * int(s),
+              "eval/accuracy": 0.4 + rise * (1 - np.exp(-s / 8))}
+             for s in steps[::5]])
+
+
+def _boxes(figure):
+  """{text: where it stands} of all that is written in a figure, as drawn."""
+  from matplotlib import text
+  from matplotlib.backends import backend_agg
+  backend_agg.FigureCanvasAgg(figure).draw()
+  beyond = set()  # Labels of ticks outside an axis' limits are not drawn.
+  for axes in figure.axes:
+    for axis in (axes.xaxis, axes.yaxis):
+      low, high = sorted(axis.get_view_interval())
+      beyond |= {tick.label1 for tick in axis.get_major_ticks()
+                 if not low <= tick.get_loc() <= high}
+  found = {}
+  for i, item in enumerate(figure.findobj(text.Text)):
+    if item.get_text().strip() and item.get_visible() and item not in beyond:
+      found[f"{i} {item.get_text()}"] = item.get_window_extent()
+  return found
+
+
+def _apart(figure):
+  boxes = list(_boxes(figure).items())
+  for i, (text, box) in enumerate(boxes):
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1, text
+    assert box.y0 >= 0 and box.y1 <= figure.bbox.y1, text
+    for other, at in boxes[:i]:
+      # Boxes of text have a pixel or two of air around the letters.
+      assert not box.padded(-1).overlaps(at.padded(-1)), (text, other)
+
+
+@pytest.mark.parametrize("count", [2, 4, 6])
+@pytest.mark.parametrize("spread", [0.0, 0.05])
+def test_words_stand_apart_from_curves_and_each_other(count, spread):
+  from vigor_jax.reporting import plots
+  rules = {label: [_learned(label, 0.55 - spread * i)]
+           for i, label in enumerate(RULES[:count])}
+  colour = plots.colours(list(rules))
+  # Where curves end one above the other, and where in one point.
+  figure = plots.accuracy(rules, "rollouts", colour, [(0.5, 0.67), (0.85, 0.86)])
+  _apart(figure)
+  inside = figure.axes[0].get_window_extent()
+  ticks = {t.get_text() for t in figure.axes[0].get_yticklabels()}
+  for text, box in _boxes(figure).items():
+    assert text.split(" ", 1)[1] in ticks or not box.overlaps(inside), text
+  assert any("50% and 85% of the baseline's rise" in text
+             for text in _boxes(figure))
+  _apart(plots.time_by_phase(rules, colour))
+
+
+@pytest.mark.parametrize("high", [1.3, 2.0, 4.0, 16.0])
+def test_ticks_of_ratios_stand_apart(high):
+  from vigor_jax.reporting import plots
+  rows = [{"label": label, "measure": measure, "value": value, "low": value,
+           "high": value, "bound": ""}
+          for label, value in zip(RULES, (0.5, 0.75, 0.9, 1.1, 1.2, high))
+          for measure in ("rollouts", "tokens", "seconds")]
+  figure = plots.ratios([{"target": "to 67.4%", "rows": rows},
+                         {"target": "to 85.1%", "rows": rows}],
+                        plots.colours(RULES))
+  _apart(figure)
+  assert "1x" in {t.get_text() for t in figure.axes[-1].get_xticklabels()}
+
+
+def test_sizes_are_named_side_by_side():
+  from vigor_jax.reporting import plots
+  for sizes in ([2, 3], [2, 4, 6, 30], [40]):
+    run = runs.Run(folder=None, config={}, train=[], evals=[], samples=[],
+                   notes=[], groups=[{"n": np.array(sizes)}])
+    figure = plots.group_sizes({"vigor": [run]}, {"vigor": "#D55E00"})
+    left, right = figure.axes[0].get_window_extent().intervalx
+    named = [box for text, box in _boxes(figure).items() if ": " in text]
+    assert len(named) == len(sizes)
+    assert min(b.x0 for b in named) >= left
+    assert max(b.x1 for b in named) <= right
+    _apart(figure)
+
+
+def test_bars_are_labelled_in_ink_that_is_read():
+  from vigor_jax.reporting import style
+  assert style.ink_on("#93c5fd") == style.ink_on("#f59e0b") == style.INK
+  assert style.ink_on("#2563eb") == style.ink_on("#000000") == "white"
+
+
 def test_one_colour_per_rule():
   from vigor_jax.reporting import plots
   labels = ["uniform", "uniform:prompts_per_step=64", "vigor",

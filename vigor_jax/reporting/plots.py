@@ -14,6 +14,7 @@ from vigor_jax.reporting.plots_signal import variance_by_rule
 from vigor_jax.reporting.plots_signal import variance_over_run
 from vigor_jax.reporting.style import colours
 from vigor_jax.reporting.style import png
+from vigor_jax.reporting.style import short
 from vigor_jax.reporting.style import spread
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
   "png",
   "ratios",
   "rounds_heat",
+  "short",
   "signal_by_rule",
   "signal_over_run",
   "spread",

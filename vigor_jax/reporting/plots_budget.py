@@ -121,15 +121,24 @@ def group_sizes(rules: style.Rules, colour):
     right=style.right_margin(texts),
   )
   figure.subplots_adjust(hspace=0.25)
+  left, right = 0.2, max(most, 4) + 0.8 + 0.03 * most
+  place = axes[0].get_position()
+  inch = (right - left) / (style.WIDTH * place.width)
   for axis, (label, n), text in zip(axes, sizes.items(), texts):
     shares = np.bincount(n.astype(int), minlength=most + 1) / max(len(n), 1)
     x = np.flatnonzero(shares)
     axis.bar(x, shares[x], width=0.82, color=colour[label])
     if len(x):
-      for at in x if len(x) <= 6 else [shares.argmax()]:
+      named = x if len(x) <= 6 else [shares.argmax()]
+      words = [f"{at}: {shares[at]:.0%}" for at in named]
+      widths = np.array([inch * (0.066 * len(word) + 0.04) for word in words])
+      middles = style.spread(
+        named, widths, left + widths[0] / 2, right - widths[-1] / 2
+      )
+      for at, middle, word in zip(named, middles, words):
         axis.annotate(
-          f"{at}: {shares[at]:.0%}",
-          (at, shares[at]),
+          word,
+          (middle, shares[at]),
           xytext=(0, 1),
           textcoords="offset points",
           ha="center",
@@ -142,7 +151,7 @@ def group_sizes(rules: style.Rules, colour):
     axis.set_ylim(_RAREST, 6)
     axis.set_yticks([0.001, 0.01, 0.1, 1], ["0.1 %", "1 %", "10 %", "100 %"])
     axis.yaxis.set_minor_locator(ticker.NullLocator())
-    axis.set_xlim(0.2, max(most, 4) + 0.8 + 0.03 * most)
+    axis.set_xlim(left, right)
     axis.annotate(
       text,
       (1.02, 0.5),

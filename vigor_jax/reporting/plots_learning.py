@@ -7,7 +7,6 @@ label, and returns it, or None when the runs do not carry what it shows.
 import math
 from collections.abc import Sequence
 
-from matplotlib import patheffects
 from matplotlib import ticker
 
 from vigor_jax.reporting import phases as phase_times
@@ -36,6 +35,8 @@ def accuracy(rules: style.Rules, against: str, colour, targets=()):
     f"Accuracy against {_SPENDING[against]}",
     f"held-out prompts, {style.seeds_text(rules)}, smoothed over 3 evaluations",
     right=style.right_margin(names.values()),
+    height=style.line_height(names.values()),
+    key=bool(targets),
   )
   ends = []
   for label, curve in curves.items():
@@ -57,24 +58,44 @@ def accuracy(rules: style.Rules, against: str, colour, targets=()):
       markersize=4,
     )
     ends.append((curve.x[-1], curve.mean[-1], names[label], colour[label]))
-  halo = [patheffects.withStroke(linewidth=2.5, foreground="white")]
-  for fraction, value in targets:
-    axis.axhline(value, color=style.GREY, linewidth=0.8, linestyle=(0, (2, 3)))
-    axis.annotate(
-      f"{fraction:.0%} of the rise",
-      (0.01, value),
-      xycoords=("axes fraction", "data"),
-      xytext=(0, 2),
-      textcoords="offset points",
-      size=7.5,
-      color=style.GREY,
-      path_effects=halo,
+  if targets:
+    dotted = {"color": style.GREY, "linewidth": 0.9, "linestyle": (0, (2, 3))}
+    for _, value in targets:
+      axis.axhline(value, **dotted)
+    # In the key: wherever they stood at their lines, curves may pass.
+    fractions = " and ".join(f"{fraction:.0%}" for fraction, _ in targets)
+    style.key_line(
+      figure,
+      [(f"{fractions} of the baseline's rise", dotted)],
+      below=0.53,
+      fontsize=8.5,
+      handletextpad=0.5,
+      labelcolor=style.GREY,
     )
   axis.set_xlim(0, max(curve.x[-1] for curve in curves.values()) or None)
   style.percent_axis(axis)
   style.x_axis(axis, _SPENDING[against])
   style.name_lines(axis, ends)
   return figure
+
+
+_RATIOS_RIGHT = 0.82  # Right edge of the axes of `ratios`.
+
+
+def _ratio_ticks(low: float, high: float, width: float) -> list[float]:
+  """Ticks of a log axis from low to high, from 1 outwards while they fit.
+
+  width: of the axis in inches.
+  """
+  inch = math.log(high / low) / width
+  ticks = [1.0]
+  for side in ((1.4, 2, 3, 4, 8, 16), (0.7, 0.5, 0.25, 0.1)):
+    last = 1.0
+    for tick in side:
+      if low <= tick <= high and abs(math.log(tick / last)) > 0.38 * inch:
+        ticks.append(tick)
+        last = tick
+  return sorted(ticks)
 
 
 def ratios(results: Sequence[dict], colour):
@@ -96,19 +117,20 @@ def ratios(results: Sequence[dict], colour):
     dict.fromkeys(row["measure"] for r in results for row in r["rows"])
   )
   texts = [style.short(label) for label in labels]
-  height = 1.25 + len(results) * (0.3 + 0.5 * len(labels))
+  row = max(0.5, style.row_height(texts))
+  height = 1.25 + len(results) * (0.3 + row * len(labels))
   figure, axes = style.new_figure(
     "Cost to the same accuracy, against the baseline",
     "above 1: the rule needs less than the baseline",
     rows=len(results),
     left=1 - style.right_margin(texts),
-    right=0.82,
+    right=_RATIOS_RIGHT,
     sharex=True,
     height=height,
     bottom=0.45 / height,
   )
   figure.subplots_adjust(
-    top=1 - 0.72 / height, hspace=0.36 / (0.5 * len(labels))
+    top=1 - 0.72 / height, hspace=0.36 / (row * len(labels))
   )
   values = [
     v
@@ -118,6 +140,8 @@ def ratios(results: Sequence[dict], colour):
     if v is not None and math.isfinite(v)
   ]
   low, high = min(min(values), 0.8) / 1.12, max(max(values), 1.25) * 1.12
+  width = style.WIDTH * (_RATIOS_RIGHT - 1 + style.right_margin(texts))
+  ticks = _ratio_ticks(low, high, width)
   for axis, result in zip(axes, results):
     axis.set_xscale("log")
     axis.grid(False)
@@ -165,15 +189,7 @@ def ratios(results: Sequence[dict], colour):
     axis.set_ylim(len(labels) - 0.45, -0.55)
     axis.set_xlim(low, high)
     axis.spines["left"].set_visible(False)
-    axis.xaxis.set_major_locator(
-      ticker.FixedLocator(
-        [
-          t
-          for t in (0.1, 0.25, 0.5, 0.7, 1, 1.4, 2, 3, 4, 8, 16)
-          if low <= t <= high
-        ]
-      )
-    )
+    axis.xaxis.set_major_locator(ticker.FixedLocator(ticks))
     axis.xaxis.set_minor_locator(ticker.NullLocator())
     axis.xaxis.set_major_formatter(ticker.FuncFormatter(lambda v, _: f"{v:g}x"))
   axes[-1].set_xlabel("baseline's spending / rule's spending")
@@ -200,19 +216,21 @@ def time_by_phase(rules: style.Rules, colour):
     return None
   many = len(rules) > 1
   texts = [style.short(label) for label, _ in rows] if many else ["one step"]
-  height = 1.35 + 0.45 * len(rows)
+  height = 1.35 + max(0.45, style.row_height(texts)) * len(rows)
+  left, right = 1 - style.right_margin(texts), 0.88
   figure, (axis,) = style.new_figure(
     "Time of a step by phase",
     " ",
     height=height,
-    left=1 - style.right_margin(texts),
-    right=0.88,
+    left=left,
+    right=right,
     bottom=0.45 / height,
   )
   axis.grid(axis="x")
   axis.grid(False, axis="y")
   longest = max(sum(p.values()) for _, p in rows)
   scale, unit = (1e3, "ms") if longest < 2 else (1, "s")
+  inch = 1.05 * longest * scale / (style.WIDTH * (right - left))
   for y, (_, phases) in enumerate(rows):
     start = 0.0
     for phase, seconds in phases.items():
@@ -226,13 +244,13 @@ def time_by_phase(rules: style.Rules, colour):
         edgecolor="white",
         linewidth=0.6,
       )
-      if width > 0.09 * longest * scale:
+      if width > 0.32 * inch:
         axis.annotate(
           f"{width:.3g}",
           (start + width / 2, y),
           ha="center",
           va="center",
-          color="white",
+          color=style.ink_on(_PHASES[phase]),
           size=8,
         )
       start += width
@@ -245,6 +263,6 @@ def time_by_phase(rules: style.Rules, colour):
   axis.set_ylim(len(rows) - 0.5, -0.5)
   axis.set_xlabel(f"median {unit} per step")
   style.key_line(
-    figure, [(p, c, "s") for p, c in _PHASES.items()], 1 - 0.40 / height
+    figure, [(p, {"color": c, "marker": "s"}) for p, c in _PHASES.items()]
   )
   return figure

@@ -6,7 +6,6 @@ Every function returns None when the runs do not carry what it shows.
 import math
 
 import numpy as np
-from matplotlib import lines as mpl_lines
 
 from vigor_jax.reporting import runs as run_folders
 from vigor_jax.reporting import style
@@ -86,7 +85,7 @@ _VARIANCE = (
   (
     "allocation/variance_per_rollout",
     "own rollouts,\nbiased up",
-    "#9ca3af",
+    style.GREY,
     "|",
   ),
 )
@@ -135,7 +134,7 @@ def variance_by_rule(rules: style.Rules, colour):
   if not table or not kinds:
     return None
   texts = [style.short(label) for label in table]
-  height = 1.3 + 0.42 * len(table)
+  height = 1.3 + style.row_height(texts) * len(table)
   figure, (axis,) = style.new_figure(
     "Reward variance per rollout, mean of the run",
     " ",
@@ -149,7 +148,8 @@ def variance_by_rule(rules: style.Rules, colour):
   for y, row in enumerate(table.values()):
     for key, text, shade, marker in kinds:
       if key in row:
-        offset = 0.13 * (kinds.index((key, text, shade, marker)) - 1.5)
+        place = kinds.index((key, text, shade, marker))
+        offset = 0.13 * (place - (len(kinds) - 1) / 2)
         axis.plot(
           [row[key]],
           [y + offset],
@@ -169,10 +169,12 @@ def variance_by_rule(rules: style.Rules, colour):
   style.key_line(
     figure,
     [
-      (text.replace("predicted,\n", "").replace("\n", " "), shade, marker)
+      (
+        text.replace("predicted,\n", "").replace("\n", " "),
+        {"color": shade, "marker": marker},
+      )
       for _, text, shade, marker in kinds
     ],
-    1 - 0.40 / height,
   )
   return figure
 
@@ -210,7 +212,7 @@ def signal_by_rule(rules: style.Rules, colour):
   if not rows:
     return None
   texts = [style.short(label) for label, *_ in rows]
-  height = 1.3 + 0.42 * len(rows)
+  height = 1.3 + style.row_height(texts) * len(rows)
   figure, (axis,) = style.new_figure(
     "Without signal: all rewards of the group alike",
     " ",
@@ -242,29 +244,13 @@ def signal_by_rule(rules: style.Rules, colour):
   axis.set_xlim(0, 1)
   style.percent_axis(axis, which="x")
   axis.set_xlabel("mean share over the run")
-  handles = [
-    mpl_lines.Line2D(
-      [],
-      [],
-      color=style.GREY,
-      marker="o",
-      label=text,
-      linestyle="none",
-      markersize=6,
-      markerfacecolor=face,
-    )
-    for text, face in (("groups", "white"), ("rollouts in them", style.GREY))
-  ]
-  figure.legend(
-    handles=handles,
-    loc="center left",
-    ncols=2,
-    frameon=False,
-    bbox_to_anchor=(0.005, 1 - 0.40 / height),
-    fontsize=8,
-    handletextpad=0.1,
-    columnspacing=1.2,
-    borderpad=0,
+  mark = {"color": style.GREY, "marker": "o"}
+  style.key_line(
+    figure,
+    [
+      ("groups", {**mark, "markerfacecolor": "white"}),
+      ("rollouts in them", mark),
+    ],
   )
   return figure
 

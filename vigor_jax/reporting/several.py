@@ -82,6 +82,7 @@ def _variant(rules, result, pictures, prefix) -> str:
   targets = [(t["fraction"], t["accuracy"]) for t in result["targets"]]
   baseline = result["baseline"]
   rates, how = pooled.pass_rate_histograms(rules[baseline])
+  under = ", ".join(plots.short(baseline).split("\n"))
   parts = [page_lib.bullets(result["sentences"])]
   for title, header, rows in wording.tables(result):
     parts.append(f"<h3>{page_lib.text(title)}</h3>")
@@ -128,7 +129,7 @@ def _variant(rules, result, pictures, prefix) -> str:
         (
           "pass_rates",
           plots.pass_rates(
-            rates, f"Pass rates under {baseline}", how, colour[baseline]
+            rates, f"Pass rates under {under}", how, colour[baseline]
           ),
           captions.RATES_CAPTION,
         ),

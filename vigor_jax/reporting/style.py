@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import matplotlib
+from matplotlib import colors as mpl_colors
 from matplotlib import figure as mpl_figure
 from matplotlib import lines as mpl_lines
 from matplotlib import ticker
@@ -45,6 +46,8 @@ Rules = Mapping[str, Sequence[run_folders.Run]]
 INK, GREY, FAINT = "#111827", "#6b7280", "#d1d5db"
 _DPI = 180
 WIDTH = 5.0
+# In inches: below an axis for its ticks and name, of a line below the subtitle.
+_BELOW, _KEY = 0.45, 0.2
 # Okabe and Ito's palette, readable with colour-blind eyes and in grey print.
 _FIXED = {
   "vigor": "#D55E00",
@@ -115,13 +118,20 @@ def new_figure(
   height=3.2,
   right=0.97,
   left=0.105,
-  bottom=0.13,
+  bottom=None,
+  key=False,
   **options,
 ):
-  """A figure with its title at the top left; returns (figure, axes list)."""
+  """A figure with its title at the top left; returns (figure, axes list).
+
+  bottom: edge of the axes; by default as much as an axis with a name takes.
+  key: whether the figure grows by a `key_line` below the subtitle.
+  """
+  height += _KEY * key
   figure = mpl_figure.Figure(figsize=(WIDTH, height))
   axes = figure.subplots(rows, 1, squeeze=False, **options)[:, 0]
-  top = 1 - (0.52 if subtitle else 0.36) / height
+  top = 1 - (0.36 + 0.16 * bool(subtitle) + _KEY * key) / height
+  bottom = _BELOW / height if bottom is None else bottom
   figure.subplots_adjust(left=left, right=right, top=top, bottom=bottom)
   figure.text(
     0.02, 1 - 0.09 / height, title, weight="bold", size=10.5, va="top"
@@ -131,6 +141,20 @@ def new_figure(
       0.02, 1 - 0.28 / height, subtitle, size=8.5, color=GREY, va="top"
     )
   return figure, list(axes)
+
+
+def line_height(labels) -> float:
+  """Height of a figure of lines, in inches, that has room for their names."""
+  return max(3.2, 0.52 + _BELOW + sum(map(_name_height, labels)))
+
+
+def row_height(labels) -> float:
+  """Inches between rows that are named at the left, so that no names meet."""
+  return max(0.42, max(map(_name_height, labels)))
+
+
+def _name_height(label: str) -> float:
+  return 0.13 * (label.count("\n") + 1) + 0.03
 
 
 def right_margin(labels) -> float:
@@ -184,26 +208,25 @@ def name_lines(axis, ends) -> None:
     return
   low, high = axis.get_ylim()
   axis.set_ylim(low, high)
-  inch = (high - low) / (
-    axis.figure.get_figheight() * axis.get_position().height
-  )
-  heights = [inch * (0.13 * (t.count("\n") + 1) + 0.03) for *_, t, _ in ends]
-  ys = spread([y for _, y, *_ in ends], heights, low, high)
+  place = axis.get_position()
+  inch = (high - low) / (axis.figure.get_figheight() * place.height)
+  width = axis.figure.get_figwidth() * place.width
+  heights = np.array([inch * _name_height(text) for *_, text, _ in ends])
+  order = np.argsort([y for _, y, *_ in ends], kind="stable")
+  least, most = heights[order[[0, -1]]] / 2
+  ys = spread([y for _, y, *_ in ends], heights, low + least, high - most)
+  where = {"textcoords": ("axes fraction", "data"), "annotation_clip": False}
   for y, (x, end, text, colour) in zip(ys, ends):
     axis.annotate(
-      text,
-      (x, end),
-      xytext=(1.045, y),
-      textcoords=("axes fraction", "data"),
-      color=colour,
-      va="center",
-      size=8.5,
-      weight="bold",
-      linespacing=1.05,
-      annotation_clip=False,
+      text, (x, end), xytext=(1 + 0.17 / width, y), color=colour, va="center",
+      size=8.5, weight="bold", linespacing=1.05, **where,
+    )  # fmt: skip
+    # A line of its own that ends before the names: a steep one passes others.
+    axis.annotate(
+      "", (x, end), xytext=(1 + 0.13 / width, y), **where,
       arrowprops={
         "arrowstyle": "-", "color": colour, "linewidth": 1, "linestyle": ":",
-        "shrinkA": 1.5, "shrinkB": 1.5, "relpos": (0, 0.5),
+        "shrinkA": 0, "shrinkB": 1.5,
       },
     )  # fmt: skip
 
@@ -279,7 +302,9 @@ def line_figure(
 ):
   """A figure of named lines: [(text, colour, x, y, style)]."""
   texts = [text for text, *_ in named]
-  figure, (axis,) = new_figure(title, subtitle, right=right_margin(texts))
+  figure, (axis,) = new_figure(
+    title, subtitle, right=right_margin(texts), height=line_height(texts)
+  )
   ends = []
   for text, colour, x, y, style in named:
     axis.plot(
@@ -305,28 +330,39 @@ def line_figure(
   return figure
 
 
-def key_line(figure, entries, y) -> None:
-  """One line of [(text, colour, marker)] under the title."""
+def key_line(figure, entries, below=0.40, **options) -> None:
+  """One line that says what marks and lines mean.
+
+  Args:
+    figure: of any height.
+    entries: [(text, properties of the Line2D that stands before it)].
+    below: inches from the figure's top to the line's middle.
+    options: of the legend.
+  """
   handles = [
     mpl_lines.Line2D(
-      [],
-      [],
-      color=shade,
-      marker=marker,
-      linestyle="none",
-      markersize=6,
-      label=text,
+      [], [], label=text, **{"linestyle": "none", "markersize": 6, **look}
     )
-    for text, shade, marker in entries
+    for text, look in entries
   ]
   figure.legend(
     handles=handles,
     loc="center left",
-    bbox_to_anchor=(0.005, y),
+    bbox_to_anchor=(0.01, 1 - below / figure.get_figheight()),
     ncols=len(entries),
     frameon=False,
-    fontsize=7.6,
-    handletextpad=0.1,
-    columnspacing=0.9,
     borderpad=0,
+    **{
+      "fontsize": 7.6, "handletextpad": 0.1, "columnspacing": 0.9, **options
+    },
+  )  # fmt: skip
+
+
+def ink_on(colour: str) -> str:
+  """White on dark colours, INK on light ones, by WCAG's relative luminance."""
+  channels = np.array(mpl_colors.to_rgb(colour))
+  linear = np.where(
+    channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
   )
+  luminance = linear @ [0.2126, 0.7152, 0.0722]
+  return "white" if luminance < 0.25 else INK
