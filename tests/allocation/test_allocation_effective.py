@@ -5,7 +5,7 @@ import json
 import allocation_helpers as helpers
 import numpy as np
 import pytest
-from vigor_jax.allocation import eb_effective
+from vigor_jax.allocation import eb_effective, wrong_verdicts
 from vigor_jax.allocation.eb_widening import GRID
 
 
@@ -79,18 +79,34 @@ class TestNoise:
     rng = np.random.default_rng(3)
     p = np.where(rng.random(900) < 0.7, 0.997, rng.random(900))
     rows = counts_of(p, rng.choice([2, 6, 12], 900), noise, rng)
-    assert eb_effective.estimate_noise(rows) == pytest.approx(noise, abs=0.026)
+    assert wrong_verdicts.estimate_noise(rows) == pytest.approx(noise, abs=0.026)
 
   def test_never_says_more_than_the_surest_prompts_allow(self):
     rng = np.random.default_rng(4)
     rows = counts_of(np.full(500, 0.92), np.full(500, 12), 0.0, rng)
-    assert eb_effective.estimate_noise(rows) <= 0.1
+    assert wrong_verdicts.estimate_noise(rows) <= 0.1
 
   def test_evidence_falls_with_refuted_noise(self):
     rng = np.random.default_rng(5)
     rows = counts_of(np.full(400, 0.997), np.full(400, 8), 0.0, rng)
-    found = [eb_effective.evidence(rows, q) for q in eb_effective.NOISES]
+    found = [wrong_verdicts.evidence(rows, q) for q in wrong_verdicts.NOISES]
     assert all(a > b for a, b in zip(found, found[1:]))
+
+  @pytest.mark.parametrize("kinds", [1, 4])
+  def test_stopping_early_judges_as_all_iterations_do(self, kinds):
+    judged = []
+    for seed in range(12):
+      rng = np.random.default_rng(seed)
+      p = np.where(rng.random(300) < 0.6, 0.997, rng.random(300) ** 2)
+      rows = counts_of(p, rng.choice([2, 6, 12], 300), seed % 4 * 0.04, rng)
+      rows = np.insert(rows, 2, rng.integers(0, kinds, 300), axis=1)
+      slack = wrong_verdicts.SLACK @ np.array([kinds, kinds**0.5])
+      least = wrong_verdicts.evidence(rows, 0.0) - slack
+      refuted = [q for q in wrong_verdicts.NOISES
+                 if wrong_verdicts.evidence(rows, q) < least]  # fmt: skip
+      largest = max(q for q in wrong_verdicts.NOISES if q < min([1, *refuted]))
+      judged.append(wrong_verdicts.estimate_noise(rows) == largest)
+    assert np.mean(judged) > 0.9  # a close one may go the other way
 
   def test_waits_and_can_be_given(self):
     stream = helpers.Stream()
@@ -118,17 +134,17 @@ class TestNoise:
     go_on = (kind == 1) | (first[:, 1] > 0) & (rng.random(size) < 0.1)
     first[go_on, :2] += more[go_on, :2]
     by_kind = np.insert(first, 2, kind, axis=1)
-    found = eb_effective.estimate_noise(by_kind)
+    found = wrong_verdicts.estimate_noise(by_kind)
     assert found == pytest.approx(noise, abs=0.03)
-    assert eb_effective.estimate_noise(first) < found
+    assert wrong_verdicts.estimate_noise(first) < found
 
   def test_pooled_counts_say_the_same(self):
     rng = np.random.default_rng(6)
     rows = counts_of(rng.random(200), rng.choice([2, 5], 200), 0.1, rng)
     pooled = eb_effective.pool([rows[:50], rows[50:]])
     assert len(pooled) < 12 and pooled[:, 2].sum() == 200
-    assert eb_effective.evidence(pooled, 0.05) == pytest.approx(
-      eb_effective.evidence(rows, 0.05)
+    assert wrong_verdicts.evidence(pooled, 0.05) == pytest.approx(
+      wrong_verdicts.evidence(rows, 0.05)
     )
 
 

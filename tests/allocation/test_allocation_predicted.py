@@ -8,7 +8,13 @@ import allocation_helpers as helpers
 import numpy as np
 import pytest
 from vigor_jax import tasks
-from vigor_jax.allocation import difficulty, eb_effective, features, predictor
+from vigor_jax.allocation import (
+  difficulty,
+  eb_effective,
+  features,
+  predictor,
+  wrong_verdicts,
+)
 from vigor_jax.allocation.eb_widening import GRID
 
 
@@ -269,7 +275,7 @@ class TestRule:
       found.append(rule.noise)
     assert found[1:] == pytest.approx([0.1] * 7, abs=0.03)
     # It chose and spent by the looks, so all counts together mislead.
-    together = eb_effective.estimate_noise(eb_effective.pool(rule.recent))
+    together = wrong_verdicts.estimate_noise(eb_effective.pool(rule.recent))
     assert together != pytest.approx(0.1, abs=0.03)
 
   def test_looks_that_tell_nothing_cost_little(self):

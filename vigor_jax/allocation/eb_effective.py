@@ -30,23 +30,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 
 import numpy as np
 
 from vigor_jax.allocation import base, eb_widening, widening
 from vigor_jax.allocation.eb_widening import GRID
-from vigor_jax.allocation.mixtures import Mixtures
+from vigor_jax.allocation.wrong_verdicts import estimate_noise, likelihood
 
-NOISES = np.array([0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2])
 UNKNOWN = -1.0
-# Log likelihood that the largest unrefuted noise may cost: a restriction that
-# is true, and just so, costs each kind of prompt .25 +- .56.
-SLACK = (0.25, 0.75)
 WAIT = 5  # steps on record before the estimate is used
-FIT_ITERATIONS = 60
 FORGET = 0.9  # a step's weight in phi, from step to step
 LEAST_SPREAD = 0.05
+ROUNDING = 1e-9  # of sums that are the same for 0/1 rewards
 BINARY = 0.97  # phi above which rewards count as 0/1
 
 
@@ -76,23 +71,6 @@ class EbEffectiveOptions(widening.WideningOptions):
       base.check_float("noise", self.noise, low=0, high=0.45)
 
 
-def likelihood(n, k, noise: float) -> np.ndarray:
-  """Of n verdicts, k seen right, over GRID: rows scaled to 1."""
-  n, k = np.asarray(n, np.float64), np.asarray(k, np.float64)
-  right, wrong = _logs(noise)
-  logs = k[:, None] * right
-  logs += (n - k)[:, None] * wrong
-  logs -= logs.max(1, keepdims=True)
-  return np.exp(logs, out=logs)
-
-
-@functools.lru_cache(maxsize=64)
-def _logs(noise: float):
-  """Logarithms of the chances that success and failure are seen, over GRID."""
-  seen = noise + (1 - 2 * noise) * GRID
-  return np.log(seen), np.log1p(-seen)
-
-
 @functools.lru_cache(maxsize=8)
 def _moments(phi: float, noise: float, exponent: float) -> np.ndarray:
   """v, u' and u^2 over GRID: float64 [19, 3]."""
@@ -108,54 +86,6 @@ def pool(tallies) -> np.ndarray:
   pairs, index = np.unique(rows[:, :2], axis=0, return_inverse=True)
   number = np.bincount(index.reshape(-1), rows[:, 2], len(pairs))
   return np.column_stack([pairs, number])
-
-
-def evidence(rows, noise: float, iterations: int = FIT_ITERATIONS) -> float:
-  """Largest log likelihood of counts under wrong verdicts with chance q.
-
-  Args:
-    rows: float [m, 3 or 4], (n, k, kind if there are several, number of
-      prompts); every kind of prompt has a distribution of p of its own.
-    noise: q.
-    iterations: of EM for the distributions, from flat ones.
-  """
-  n, k, number = rows.T[[0, 1, -1]]
-  right, wrong = _logs(noise)
-  logs = k[:, None] * right + (n - k)[:, None] * wrong
-  top = logs.max(1, keepdims=True)
-  kinds, kind = _kinds(rows)
-  mixtures = Mixtures(np.exp(logs - top), kind, number, len(kinds))
-  weights = np.full((len(kinds), len(GRID)), 1 / len(GRID))
-  for _ in range(iterations):
-    weights = mixtures.expected(weights) / mixtures.number[:, None]
-  return mixtures.log_likelihood(weights) + float(number @ top[:, 0])
-
-
-def _kinds(rows):
-  """(The kinds of prompts, each row's number among them)."""
-  kind = rows[:, 2] if rows.shape[1] > 3 else np.zeros(len(rows))
-  kinds, index = np.unique(kind, return_inverse=True)
-  return kinds, index.reshape(-1)
-
-
-def estimate_noise(rows) -> float:
-  """The largest q in NOISES that the counts do not refute.
-
-  Verdicts with noise q are seen right with p' in [q, 1 - q], a restriction,
-  so the likelihood falls with q; where no prompt is nearly sure, wrong verdicts
-  cannot be told from medium difficulty, and the largest q is a bound only.
-
-  Args:
-    rows: float [m, 3 or 4], see `evidence`. A rule that spends by more than the
-      verdicts must tell prompts apart by that: if it stops early at those that
-      look hard, the counts of all together mislead.
-  """
-  kinds = len(_kinds(rows)[0])
-  least = evidence(rows, 0.0) - SLACK[0] * kinds - SLACK[1] * kinds**0.5
-  for last, q in itertools.pairwise(NOISES):
-    if evidence(rows, q) < least:
-      return float(last)
-  return float(NOISES[-1])
 
 
 def spreads(groups: base.Groups, chosen) -> np.ndarray:
@@ -194,7 +124,9 @@ class EbEffective(widening.Widening):
   def phi(self) -> float:
     """Variance of a reward / that of a 0/1 reward with its mean."""
     seen, binary = self.spread.tolist()
-    return min(max(seen / binary, LEAST_SPREAD), 1.0) if binary else 1.0
+    if seen >= binary * (1 - ROUNDING):
+      return 1.0
+    return max(seen / binary, LEAST_SPREAD)
 
   def marginal(self, groups: base.Groups):
     n, k = groups.n[groups.opened], groups.reward_sum[groups.opened]
@@ -293,7 +225,7 @@ class EbEffective(widening.Widening):
     return own
 
   def tallies(self) -> np.ndarray:
-    """Recent counts, as `estimate_noise` takes them."""
+    """Recent counts, as wrong_verdicts.estimate_noise takes them."""
     return pool(self.recent)
 
   def estimate(self, step: int, wait: int = WAIT) -> None:

@@ -28,6 +28,7 @@ from vigor_jax.allocation import (
   eb_widening,
   features,
   predictor,
+  wrong_verdicts,
 )
 from vigor_jax.allocation.addressed import addressed_uniform
 from vigor_jax.allocation.eb_widening import GRID
@@ -224,7 +225,7 @@ class EbPredicted(eb_effective.EbEffective):
     phi, noise = self.phi, self.noise
     self.conditional.fit(
       rows,
-      lambda n, k: eb_effective.likelihood(n / phi, k / phi, noise),
+      lambda n, k: wrong_verdicts.likelihood(n / phi, k / phi, noise),
       self.weights,
       PATIENCE * self.options.em_iterations,
       key=(phi, noise),

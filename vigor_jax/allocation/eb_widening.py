@@ -141,17 +141,17 @@ class Prior:
 def likelihood(n, k) -> np.ndarray:
   """p^k (1 - p)^(n - k) over GRID, each row scaled to a maximum of 1."""
   n, k = np.asarray(n, np.float64), np.asarray(k, np.float64)
-  codes = _codes(n, k)
-  return _likelihood(n, k) if codes is None else _table()[codes]
+  found = codes(n, k)
+  return _likelihood(n, k) if found is None else _table()[found]
 
 
-def _codes(n: np.ndarray, k: np.ndarray) -> np.ndarray | None:
-  """n (TABULATED + 1) + k, or None unless all are whole and tabulated."""
+def codes(n: np.ndarray, k: np.ndarray) -> np.ndarray | None:
+  """n (TABULATED + 1) + k, [m]; None unless all are whole and tabulated."""
   if not n.size or n.max() > TABULATED:
     return None
-  codes = n * (TABULATED + 1) + k
-  whole = codes.astype(np.int64)
-  return whole if (whole == codes).all() else None
+  found = n * (TABULATED + 1) + k
+  whole = found.astype(np.int64)
+  return whole if (whole == found).all() else None
 
 
 def _likelihood(n, k) -> np.ndarray:
@@ -169,21 +169,21 @@ def _table() -> np.ndarray:
 def tally(n, k) -> np.ndarray:
   """Distinct (n, k) with their number: float64 [rows, 3]."""
   n, k = np.asarray(n, np.float64), np.asarray(k, np.float64)
-  codes = _codes(n, k)
-  if codes is not None:
+  found = codes(n, k)
+  if found is not None:
     # What the general way below gives, without its sorting.
-    number = np.bincount(codes)
-    codes = np.flatnonzero(number)
-    rows = np.empty((len(codes), 3))
-    rows[:, 0], rows[:, 1] = np.divmod(codes, TABULATED + 1)
-    rows[:, 2] = number[codes]
+    number = np.bincount(found)
+    found = np.flatnonzero(number)
+    rows = np.empty((len(found), 3))
+    rows[:, 0], rows[:, 1] = np.divmod(found, TABULATED + 1)
+    rows[:, 2] = number[found]
     return rows
   base_k = 2.0**20  # above any k in sixteenths
-  codes, number = np.unique(
+  found, number = np.unique(
     n * base_k + np.rint(k / HISTORY_QUANTUM), return_counts=True
   )
-  k = codes % base_k * HISTORY_QUANTUM
-  return np.column_stack([codes // base_k, k, number])
+  k = found % base_k * HISTORY_QUANTUM
+  return np.column_stack([found // base_k, k, number])
 
 
 class EbWidening(widening.Widening):

@@ -31,29 +31,52 @@ class Mixtures:
     size = np.bincount(kind, minlength=kinds)
     place = np.arange(len(kind)) - np.repeat(np.cumsum(size) - size, size)
     shape = (kinds, max(int(size.max(initial=0)), 1))
+    grid = likelihood.shape[1]
     at = kind[order], place
-    self._likelihood = np.ones((*shape, likelihood.shape[1]))
+    self._likelihood = np.ones((*shape, grid))
     self._likelihood[at] = likelihood[order]
     self._across = np.ascontiguousarray(self._likelihood.swapaxes(1, 2))
-    self._number = np.zeros((*shape, 1))
-    self._number[at] = number[order, None]
+    self._number = np.zeros((kinds, 1, shape[1]))
+    self._number[at[0], 0, place] = number[order]
     self.number = self._number.sum((1, 2))
+    # What an iteration writes to, over and over.
+    self._total = np.empty_like(self._number)
+    self._ratio = np.empty((kinds, 1, grid))
+    self._flat = self._ratio[:, 0]
 
   def expected(self, weights) -> np.ndarray:
     """Prompts at each p, given their counts: float64 [kinds, grid].
 
     weights: float [kinds, grid], each kind's distribution.
     """
-    total = self._likelihood @ weights[..., None]
-    return weights * (self._across @ (self._number / total))[..., 0]
+    return weights * self._ratios(weights[:, None], self._number)
 
-  def log_likelihood(self, weights) -> float:
-    """Of all counts, up to what `likelihood` left out.
+  def climb(self, weights, iterations: int) -> np.ndarray:
+    """EM from `weights` [kinds, grid], for kinds all of which have a row."""
+    weights = weights.copy()
+    row = weights[:, None]
+    share = self._number / self.number[:, None, None]
+    for _ in range(iterations):
+      np.multiply(weights, self._ratios(row, share), out=weights)
+    return weights
+
+  def _ratios(self, row, share) -> np.ndarray:
+    """How much likelier than on average the counts are at each p.
+
+    row: float [kinds, 1, grid]; share: float [kinds, 1, rows].
+    """
+    np.matmul(row, self._across, out=self._total)
+    np.divide(share, self._total, out=self._total)
+    np.matmul(self._total, self._likelihood, out=self._ratio)
+    return self._flat
+
+  def log_likelihood(self, weights) -> np.ndarray:
+    """Of each kind's counts, up to what `likelihood` left out: float64 [kinds].
 
     weights: float [kinds, grid], each kind's distribution.
     """
-    total = self._likelihood @ weights[..., None]
-    return float((self._number * np.log(total)).sum())
+    total = weights[:, None] @ self._across
+    return (self._number * np.log(total)).sum((1, 2))
 
 
 def distinct(rows: np.ndarray, number=None) -> np.ndarray:
