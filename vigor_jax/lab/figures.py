@@ -30,15 +30,15 @@ def phase(points: dict[str, list[tuple[float, float, float]]]):
     rows=len(points),
     height=2.9 * len(points) + 0.4,
     left=0.155,
-    right=0.97,
+    right=0.95,
     bottom=0.09,
     sharex=True,
   )
   for axis, (rule, rows) in zip(axes, points.items()):
-    axis.plot([0, 1], [1, 0], color=style.FAINT, linewidth=1)
+    axis.plot([0, 1], [1, 0], color=style.FAINT, linewidth=1, zorder=0)
     easy, hard, ratio = map(np.array, zip(*rows))
     axis.scatter(
-      easy, hard, s=620, c=np.log(ratio), cmap="RdBu", marker="s",
+      easy, hard, s=440, c=np.log(ratio), cmap="RdBu", marker="s",
       vmin=np.log(_LOW), vmax=np.log(_HIGH), edgecolors=style.GREY,
       linewidths=0.6,
     )  # fmt: skip
