@@ -6,7 +6,7 @@ One model of 4.4M parameters, heavy-tailed completion lengths (mean a quarter
 of the longest; the same for a rollout whoever asks for it), verdicts drawn by
 pass rate, equal budget, slots = budget / 4 and budget / 8. Uniform, VIGOR and
 eb_widening with barriers, and their streaming forms, alternate in one
-process. Medians over steps of the process's CPU seconds, so that other work on
+process, collected by the Collector of training. Medians over steps of the process's CPU seconds, so that other work on
 the machine stays out; ratios are taken step by step. Beside VIGOR stand the
 decode steps of the same schedule simulated from the lengths: slots refilled at
 once, a barrier per round.
@@ -34,7 +34,11 @@ LARGE = dict(  # 54M parameters.
 
 
 class Work:
-  """Lengths and verdicts of rollouts by address: (position, sample)."""
+  """Lengths and verdicts of rollouts by address: (position, sample).
+
+  It is task and scorer at once. A completion's text is its sample index and a
+  prompt's answer its position: no text is read, no reward computed.
+  """
 
   def __init__(self, budget, longest):
     import numpy as np
@@ -47,31 +51,47 @@ class Work:
     rates = rng.choice([0.0, 0.3, 0.7, 1.0], 512, p=[0.3, 0.2, 0.2, 0.3])
     self.verdicts = (rng.random(shape) < rates[:, None]).astype(np.float32)
 
+  def finish(self, rows):
+    return rows, rows.sample
+
+  def submit(self, samples, positions, metadata):
+    del metadata
+    return self.verdicts[positions, samples]
+
+  def collect(self, verdicts):
+    return verdicts
+
 
 class Stream:
-  """Positions of the step's candidates."""
+  """A step's candidates: positions and random prompts."""
 
   num_examples = None
 
-  def __init__(self, step):
-    self.first = 64 * step
+  def begin(self, step):
+    self.step = step
 
   def peek(self, k):
     import types
 
     import numpy as np
 
-    at = (self.first + np.arange(k)) % 512
-    return types.SimpleNamespace(positions=at, uids=at)
+    at = (64 * self.step + np.arange(k)) % 512
+    rng = np.random.default_rng(self.step)
+    tokens = rng.integers(2, 60, (k, PROMPT), np.int32)
+    return types.SimpleNamespace(
+      positions=at, uids=at, tokens=tokens, answers=at, metadata=[None] * k
+    )
 
 
 class Rule:
-  """One allocator with a sampler of its own."""
+  """One allocator with a sampler of its own, collecting as in training."""
 
   def __init__(
     self, name, model, work, budget, slots, longest, chunk, **settings
   ):
-    from vigor_jax import allocation
+    import types
+
+    from vigor_jax import allocation, config, rollouts
     from vigor_jax.sampling import sampler as sampler_lib
 
     sizes, graph, self.params = model
@@ -80,7 +100,7 @@ class Rule:
       name, options, prompts_per_step=PROMPTS, budget=budget, seed=0,
       train_on="all",
     )
-    self.work, self.budget, self.longest = work, budget, longest
+    self.work, self.budget, self.stream = work, budget, Stream()
     self.sampler = sampler_lib.Sampler(
       graph,
       sizes,
@@ -94,77 +114,47 @@ class Rule:
       seed=0,
     )
     self.sampler.warm_up(self.params)
+    self._request, self.sampler.request = self.sampler.request, self.request
+    run = config.default_config("arithmetic")
+    run.rollout_budget = budget
+    self.collector = rollouts.Collector(
+      types.SimpleNamespace(
+        config=run, task=work, scorer=work, allocator=self.allocator,
+        stream=self.stream, sampler=self.sampler,
+      )
+    )
+
+  def request(self, group, position, sample, **settings):
+    """The sampler's, with the lengths of the rollouts."""
+    limit = self.work.lengths[position, sample]
+    self._request(group, position, sample, max_new_tokens=limit, **settings)
+    self.requested.append(limit)
+    # Until the budget is granted, slots have no reason to be idle.
+    self.last_full = self.sampler.useful_steps, self.sampler.decode_steps
 
   def step(self, index):
     """One step's rollouts: a dict of what it took."""
-    import numpy as np
+    from vigor_jax import measure
 
-    from vigor_jax import allocation
-
+    self.requested, sampler = [], self.sampler
     start = time.process_time()
-    sampler, allocator = self.sampler, self.allocator
-    sampler.begin(index)
-    groups = allocator.begin(Stream(index), index)
-    buffer = allocation.RolloutBuffer(self.budget, self.longest, groups)
-    rng = np.random.default_rng(index)
-    texts = rng.integers(2, 60, (len(groups.opened), PROMPT), np.int32)
-    rounds, pending, last_full = [], [], [0]
-
-    def enqueue(request):
-      if len(request.opened):
-        sampler.prefill(self.params, request.opened, texts[request.opened])
-      counts = request.counts
-      group = np.repeat(np.arange(len(counts)), counts)
-      shift = groups.counts - np.cumsum(counts)
-      sample = np.arange(len(group)) + shift[group]
-      at = groups.positions[group]
-      limit = self.work.lengths[at, sample]
-      rounds.append(limit)
-      sampler.request(group, at, sample, max_new_tokens=limit)
-
-    def settle(rows):
-      at = groups.positions[rows.group]
-      buffer.add(rows, self.work.verdicts[at, rows.sample])
-
-    def ask(free, chunk):
-      while pending and (chunk is None or pending[0].end_chunk[0] < chunk):
-        settle(pending.pop(0))
-      if not groups.spent:
-        free = max(free, allocator.opening())
-      while free > 0:
-        request = allocator.grant(groups, free, sampler.settings.idle(free))
-        if request is None or not request.total:
-          break
-        enqueue(request)
-        free -= request.total
-        # Until the budget is granted, slots have no reason to be idle.
-        last_full[:] = [sampler.useful_steps, sampler.decode_steps]
-      return groups.spent < self.budget
-
-    if allocator.streaming:
-      for rows in sampler.decode(self.params, ask=ask):
-        pending.append(rows)
-    else:
-      for request in allocator.rounds(groups):
-        enqueue(request)
-        for rows in sampler.decode(self.params):
-          settle(rows)
-    tokens = int(buffer.lengths[: buffer.size].sum())
+    self.stream.begin(index)
+    out = self.collector.collect(self.params, index, measure.PhaseTimer())
+    tokens = out.tokens
     seconds = time.process_time() - start
-    allocator.end(groups)
-    assert buffer.size == self.budget
-    assert sampler.prefilled == groups.opened.sum()
-    out = dict(
-      token=1e6 * seconds / tokens, rollout=1e3 * seconds / buffer.size,
-      steps=sampler.decode_steps, utilisation=sampler.utilisation,
+    self.allocator.end(out.groups)
+    assert out.buffer.size == self.budget
+    assert out.prefilled == out.groups.opened.sum()
+    taken = dict(
+      token=1e6 * seconds / tokens, rollout=1e3 * seconds / self.budget,
+      steps=out.decode_steps, utilisation=out.utilisation,
       rows=sampler.row_steps / tokens, before_tail=None,
-      simulated=simulated_steps(rounds, sampler.settings.slots),
+      simulated=simulated_steps(self.requested, sampler.settings.slots),
     )
-    if allocator.streaming and last_full[-1]:
-      out["before_tail"] = last_full[0] / (
-        sampler.settings.slots * last_full[1]
-      )
-    return out
+    if self.allocator.streaming and self.last_full[-1]:
+      useful, steps = self.last_full
+      taken["before_tail"] = useful / (sampler.settings.slots * steps)
+    return taken
 
 
 def simulated_steps(rounds, slots):
