@@ -5,11 +5,11 @@
 One model of 4.4M parameters, heavy-tailed completion lengths (mean a quarter
 of the longest; the same for a rollout whoever asks for it), verdicts drawn by
 pass rate, equal budget, slots = budget / 4 and budget / 8. Uniform, VIGOR and
-eb_widening with barriers, and their streaming forms, alternate in one
-process, collected by the Collector of training. Medians over steps of the process's CPU seconds, so that other work on
-the machine stays out; ratios are taken step by step. Beside VIGOR stand the
-decode steps of the same schedule simulated from the lengths: slots refilled at
-once, a barrier per round.
+eb_widening with barriers, and their streaming forms, alternate in one process,
+collected by the Collector of training. Medians over steps of the process's CPU
+seconds, so that other work on the machine stays out; ratios are taken step by
+step. Beside VIGOR stand the decode steps of the same schedule simulated from
+the lengths: slots refilled at once, a barrier per round.
 
 host_between_chunks_54m is the host's share of a step's CPU time on a model of
 54M parameters when a streaming rule is asked after every chunk: dispatches,
