@@ -79,18 +79,26 @@ class Conditional:
       self._known = key, past
     like = np.concatenate([past, likelihood(rows[:, 0], rows[:, 1])])
     rows = np.concatenate([self.pooled, rows])
-    kinds = mixtures.Mixtures(
-      like, rows[:, 2].astype(np.int64), rows[:, 3], len(KNOTS)
-    )
+    knot = rows[:, 2].astype(np.int64)
+    number = np.bincount(knot, rows[:, 3], len(KNOTS))[:, None]
     # A table is (own + SHRINKAGE nearby) / (number + SHRINKAGE), with nearby
     # (NEARBY own + COMMON common) / around: linear in own.
-    number = kinds.number[:, None]
     around = NEARBY @ number + COMMON
     mix = SHRINKAGE * NEARBY / around + np.eye(len(KNOTS))
     mix /= number + SHRINKAGE
     rest = SHRINKAGE * COMMON / around / (number + SHRINKAGE) * common
-    for _ in range(iterations):
-      self.tables = mix @ kinds.expected(self.tables) + rest
+    # Knots without prompts follow from the others, at the end.
+    seen = number.ravel().nonzero()[0]
+    mix = mix[:, seen]
+    if iterations and len(seen):
+      place = np.searchsorted(seen, knot)
+      kinds = mixtures.Mixtures(like, place, rows[:, 3], len(seen))
+      tables = kinds.climb(
+        self.tables[seen], iterations - 1, mix[seen], rest[seen]
+      )
+      self.tables = mix @ kinds.expected(tables) + rest
+    elif iterations:
+      self.tables = rest
 
   def remember(self, rows: np.ndarray) -> None:
     """Appends a finished step's rows."""

@@ -209,8 +209,7 @@ class EbPredicted(eb_effective.EbEffective):
     n, k = groups.n[opened], groups.reward_sum[opened]
     if len(groups.round_counts) <= self.options.refits:
       self.fit(n, k)
-      self.forecast(look, opened, n, k, NEWTON)
-      look.forecast[~opened] = look.fit.forecast(look.design[~opened])
+      self.forecast(look, groups, NEWTON)
       self.fit_conditional(self.tally(n, k, look.forecast[opened]))
     mine, others = look.forecast[opened], look.forecast[~opened]
     look.value = self.values(
@@ -260,11 +259,13 @@ class EbPredicted(eb_effective.EbEffective):
     new = difficulty.Spread.of(others, sums, self.phi)
     return phi / self.phi, new / self.phi
 
-  def forecast(self, look, seen, n, k, newton) -> None:
-    """Forecasts anew those `seen`, from their verdicts n, k."""
+  def forecast(self, look, groups, newton) -> None:
+    """Forecasts anew, from the verdicts on other prompts."""
     start = look.fit.mean if look.fit else None
-    look.fit = self.predictor.fit(look.design[seen], n, k, start, newton)
-    look.forecast[seen] = look.fit.without
+    look.fit = self.predictor.fit(
+      look.design, groups.n, groups.reward_sum, start, newton
+    )
+    look.forecast = look.fit.without
 
   def tally(self, n, k, forecast) -> np.ndarray:
     return difficulty.tally(n, k, forecast, eb_widening.HISTORY_QUANTUM)
@@ -281,7 +282,7 @@ class EbPredicted(eb_effective.EbEffective):
     rest = (value - groups.counts * slope)[groups.counts < self.options.cap]
     self.price = float(rest.max(initial=0.0))
     if self.options.refits:
-      self.forecast(look, done, n, k, predictor.NEWTON)
+      self.forecast(look, groups, predictor.NEWTON)
       self.predictor.commit(look.fit)
     else:  # The forecasts were made without any of these verdicts.
       self.predictor.step(look.design[done], n, k)

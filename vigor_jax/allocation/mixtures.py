@@ -51,13 +51,27 @@ class Mixtures:
     """
     return weights * self._ratios(weights[:, None], self._number)
 
-  def climb(self, weights, iterations: int) -> np.ndarray:
-    """EM from `weights` [kinds, grid], for kinds all of which have a row."""
+  def climb(self, weights, iterations: int, mix=None, rest=None) -> np.ndarray:
+    """EM from `weights`, for kinds all of which have a row: [kinds, grid].
+
+    Args:
+      weights: float [kinds, grid].
+      iterations: of EM.
+      mix, rest: float [kinds, kinds] and [kinds, grid]; distributions are
+        mix @ `expected` + rest. Default: each kind's own, normalised.
+    """
     weights = weights.copy()
-    row = weights[:, None]
-    share = self._number / self.number[:, None, None]
+    row, share = weights[:, None], self._number
+    if mix is None:
+      share = share / self.number[:, None, None]
+      for _ in range(iterations):
+        np.multiply(weights, self._ratios(row, share), out=weights)
+      return weights
+    own = np.empty_like(weights)
     for _ in range(iterations):
-      np.multiply(weights, self._ratios(row, share), out=weights)
+      np.multiply(weights, self._ratios(row, share), out=own)
+      np.dot(mix, own, out=weights)
+      np.add(weights, rest, out=weights)
     return weights
 
   def _ratios(self, row, share) -> np.ndarray:

@@ -20,7 +20,12 @@ LEVEL = 3.0  # and of the common level
 FORGET = 0.9  # what is left of the weights' precision after a step
 ALIKE = 0.3  # correlation of a prompt's verdicts beyond its features
 NEWTON = 12
+# What an iteration gains in log posterior below which it is the last one, and
+# the precision before it stands for the one after it: the next iteration would
+# gain about the square of that.
+LAST = 1e-4
 TINY = 1e-9
+SURE = 0.5  # change of logits up to which an iteration needs no check
 
 
 class Predictor:
@@ -113,55 +118,67 @@ class Predictor:
     return Fit(self.mean, self._root).forecast(z)
 
   def fit(self, z, n, k, start=None, newton: int = NEWTON) -> Fit:
-    """The weights after n > 0 verdicts, k of them right, of designs z.
+    """The weights after n verdicts, k of them right, of designs z.
 
     Args:
       z: float64 [m, r + 1].
-      n, k: float64 [m].
+      n, k: float64 [m]; n may be 0.
       start: weights to begin at.
       newton: most iterations.
     """
     # Verdicts of one prompt share what its features do not tell.
     worth = 1 / (1 + (n - 1) * ALIKE)
-    n, k = n * worth, k * worth
+    every, n, k = z, n * worth, k * worth
+    seen = n.nonzero()[0]
+    if len(seen) < len(n):
+      z, all_n, all_k = z.take(seen, 0), n, k
+      n, k = n.take(seen), k.take(seen)
+    else:
+      all_n, all_k = n, k
     before, across = self._before(), z.T
 
-    def at(w):
-      """(minus the log posterior, logits, slope of the prior) at weights."""
-      t, move = z.dot(w), w - self.mean
-      pull = before.dot(move)
-      value = n.dot(np.logaddexp(0, t)) - k.dot(t) + move.dot(pull) / 2
-      return float(value), t, pull
+    def loss(t, move, pull):
+      """Minus the log posterior, from the logits and the prior's slope."""
+      return n.dot(np.logaddexp(0, t)) - k.dot(t) + move.dot(pull) / 2
 
     w = self.mean if start is None else start
-    value, t, pull = at(w)
-    p, precision = 1 / (1 + np.exp(-t)), None
+    t, move = z.dot(w), w - self.mean
+    pull = before.dot(move)
     for _ in range(newton):
+      p = _logistic(t)
       expected = n * p
       precision = before + _square(z, expected * (1 - p))
       factor = _factor(precision)
       slope = across.dot(k - expected) - pull
-      move = lapack.dpotrs(factor, slope, lower=1)[0]
-      found, *rest = at(w + move)
+      step = lapack.dpotrs(factor, slope, lower=1)[0]
+      gain = slope.dot(step) / 2  # of the log posterior, nearly
+      turn, push = z.dot(step), before.dot(step)
       # Newton's step may be too long far from the solution.
-      while found > value and np.abs(move).max() > TINY:
-        move = move / 2
-        found, *rest = at(w + move)
-      if found > value:
+      if gain > SURE or np.abs(turn).max(initial=0) > SURE:
+        value, size = loss(t, move, pull), 1.0
+        while (
+          loss(t + size * turn, move + size * step, pull + size * push) > value
+          and size > TINY
+        ):
+          size /= 2
+        step, turn, push = size * step, size * turn, size * push
+      w, move = w + step, move + step
+      t, pull = t + turn, pull + push
+      if gain < LAST:
         break
-      done = value - found < TINY
-      w, value, (t, pull), precision = w + move, found, rest, None
-      p = 1 / (1 + np.exp(-t))
-      if done:
-        break
-    if precision is None:
+    else:
+      p = _logistic(t)
       precision = before + _square(z, n * p * (1 - p))
       factor = _factor(precision)
     fit = Fit(w, _inverse_root(factor), precision)
     # Leaving one prompt out, by one step of Newton from the common solution.
-    share = _variance(z, fit.root)
-    rest = share / np.maximum(1 - n * p * (1 - p) * share, TINY)
-    fit.without = _moderate(t - rest * (k - n * p), rest)
+    if every is not z:
+      t = every.dot(w)
+    p = _logistic(t)
+    share = _variance(every, fit.root)
+    expected = all_n * p
+    rest = share / np.maximum(1 - expected * (1 - p) * share, TINY)
+    fit.without = _moderate(t - rest * (all_k - expected), rest)
     return fit
 
   def step(self, z, n, k) -> None:
@@ -174,7 +191,7 @@ class Predictor:
     n, k = n * worth, k * worth
     before = self._before()
     t = z @ self.mean
-    p = 1 / (1 + np.exp(-t))
+    p = _logistic(t)
     precision = before + _square(z, n * p * (1 - p))
     factor = _factor(precision)
     move = lapack.dpotrs(factor, (k - n * p) @ z, lower=1)[0]
@@ -233,8 +250,8 @@ class Fit:
     mean: float64 [r + 1].
     root: float64 [r + 1, r + 1], lower; the covariance is root' root.
     precision: float64 [r + 1, r + 1].
-    without: float64 [m], forecasts for the prompts it was fitted to, each as
-      if its own verdicts had not been seen.
+    without: float64 [m], forecasts for the prompts it was given, each as if
+      its own verdicts had not been seen.
   """
 
   mean: np.ndarray
@@ -253,6 +270,10 @@ def _with_level(matrix) -> np.ndarray:
   result[:-1, :-1] = matrix
   result[-1, -1] = 1
   return result
+
+
+def _logistic(t):
+  return 1 / (1 + np.exp(-t))
 
 
 def _square(z, weight) -> np.ndarray:
