@@ -25,6 +25,22 @@ def test_expected_counts_and_likelihood_kind_by_kind():
   )
 
 
+def test_iterations_are_those_written_out():
+  rng = np.random.default_rng(1)
+  kind = np.array([1, 0, 1, 1, 2, 0])
+  like, number = rng.random((6, 5)), rng.integers(1, 9, 6).astype(float)
+  start = rng.dirichlet(np.ones(5), 3)
+  mix, common = rng.random((3, 4)), rng.random(5)
+  mixtures = Mixtures(like, kind, number, 3)
+  alone = mixed = start
+  for _ in range(7):
+    alone = mixtures.expected(alone) / mixtures.number[:, None]
+    mixed = mix @ np.concatenate([mixtures.expected(mixed), common[None]])
+  np.testing.assert_allclose(mixtures.climb(start, 7), alone)
+  np.testing.assert_allclose(mixtures.climb(start, 7, mix, common), mixed)
+  np.testing.assert_array_equal(mixtures.climb(start, 0), start)
+
+
 def test_distinct_rows_and_their_numbers():
   rng = np.random.default_rng(0)
   rows = np.column_stack([

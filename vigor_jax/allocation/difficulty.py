@@ -82,23 +82,24 @@ class Conditional:
     knot = rows[:, 2].astype(np.int64)
     number = np.bincount(knot, rows[:, 3], len(KNOTS))[:, None]
     # A table is (own + SHRINKAGE nearby) / (number + SHRINKAGE), with nearby
-    # (NEARBY own + COMMON common) / around: linear in own.
+    # (NEARBY own + COMMON common) / around: linear in own and common.
     around = NEARBY @ number + COMMON
-    mix = SHRINKAGE * NEARBY / around + np.eye(len(KNOTS))
+    mix = np.empty((len(KNOTS), len(KNOTS) + 1))
+    mix[:, :-1] = SHRINKAGE * NEARBY / around + np.eye(len(KNOTS))
+    mix[:, -1:] = SHRINKAGE * COMMON / around
     mix /= number + SHRINKAGE
-    rest = SHRINKAGE * COMMON / around / (number + SHRINKAGE) * common
     # Knots without prompts follow from the others, at the end.
     seen = number.ravel().nonzero()[0]
-    mix = mix[:, seen]
+    mix = mix[:, [*seen, -1]]
+    own = np.zeros((0, len(common)))
     if iterations and len(seen):
-      place = np.searchsorted(seen, knot)
+      place = seen.searchsorted(knot)
       kinds = mixtures.Mixtures(like, place, rows[:, 3], len(seen))
-      tables = kinds.climb(
-        self.tables[seen], iterations - 1, mix[seen], rest[seen]
+      own = kinds.expected(
+        kinds.climb(self.tables[seen], iterations - 1, mix[seen], common)
       )
-      self.tables = mix @ kinds.expected(tables) + rest
-    elif iterations:
-      self.tables = rest
+    if iterations:
+      self.tables = mix @ np.concatenate([own, common[None]])
 
   def remember(self, rows: np.ndarray) -> None:
     """Appends a finished step's rows."""
@@ -180,5 +181,9 @@ def turns(forecast, kind) -> np.ndarray:
 
 def tally(n, k, forecast, quantum: float) -> np.ndarray:
   """Distinct (n, k, nearest knot) with their number: float64 [rows, 4]."""
-  k = np.rint(k / quantum) * quantum
-  return mixtures.distinct(np.stack([n, k, knots(forecast)], axis=1))
+  rows = np.empty((len(n), 3))
+  rows[:, 0] = n
+  np.rint(k / quantum, out=rows[:, 1])
+  rows[:, 1] *= quantum
+  rows[:, 2] = knots(forecast)
+  return mixtures.distinct(rows)

@@ -146,10 +146,13 @@ class EbEffective(widening.Widening):
       [past, likelihood(now[:, 0] / phi, now[:, 1] / phi, noise)]
     )
     number = np.concatenate([number, now[:, 2]])
+    weights = self.weights
     for _ in range(self.options.em_iterations):
-      share = number / (like @ self.weights)
-      weights = self.weights * (share @ like) + eb_widening.PSEUDO_COUNT
-      self.weights = weights / weights.sum()
+      # A factor in the weights cancels, so they are normalised at the end.
+      share = number / like.dot(weights)
+      weights = weights * share.dot(like)
+      weights += eb_widening.PSEUDO_COUNT
+    self.weights = weights / weights.sum()
 
   @property
   def table(self) -> np.ndarray:

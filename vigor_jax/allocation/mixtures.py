@@ -51,14 +51,14 @@ class Mixtures:
     """
     return weights * self._ratios(weights[:, None], self._number)
 
-  def climb(self, weights, iterations: int, mix=None, rest=None) -> np.ndarray:
+  def climb(self, weights, iterations: int, mix=None, common=None):
     """EM from `weights`, for kinds all of which have a row: [kinds, grid].
 
     Args:
       weights: float [kinds, grid].
       iterations: of EM.
-      mix, rest: float [kinds, kinds] and [kinds, grid]; distributions are
-        mix @ `expected` + rest. Default: each kind's own, normalised.
+      mix, common: float [kinds, kinds + 1] and [grid]; distributions are mix @
+        (`expected`, and `common` below it). Default: each kind's own.
     """
     weights = weights.copy()
     row, share = weights[:, None], self._number
@@ -67,11 +67,11 @@ class Mixtures:
       for _ in range(iterations):
         np.multiply(weights, self._ratios(row, share), out=weights)
       return weights
-    own = np.empty_like(weights)
+    below = np.empty((len(weights) + 1, weights.shape[1]))
+    own, below[-1] = below[:-1], common
     for _ in range(iterations):
       np.multiply(weights, self._ratios(row, share), out=own)
-      np.dot(mix, own, out=weights)
-      np.add(weights, rest, out=weights)
+      np.dot(mix, below, out=weights)
     return weights
 
   def _ratios(self, row, share) -> np.ndarray:
