@@ -49,6 +49,15 @@ class TestPredictor:
       alone = predictor.fit(z[rest], n[rest], k[rest]).forecast(z[i : i + 1])
       assert fit.without[i] == pytest.approx(alone[0], abs=0.12)
 
+  def test_prompts_without_verdicts_are_forecast_only(self):
+    predictor, z, n, k = learned()
+    n[40:], k[40:] = 0, 0
+    fit = predictor.fit(z, n, k)
+    alone = predictor.fit(z[:40], n[:40], k[:40])
+    np.testing.assert_allclose(fit.mean, alone.mean)
+    np.testing.assert_allclose(fit.without[:40], alone.without)
+    np.testing.assert_allclose(fit.without[40:], alone.forecast(z[40:]))
+
   def test_knows_little_at_first(self):
     predictor, z, *_ = learned()
     assert np.abs(predictor.forecast(z)).max() == 0
