@@ -181,6 +181,12 @@ class Collector:
                         sampler.prefilled, sampler.decode_steps, self._wait,
                         shaped=self._shaping is not None)
 
+  def look_ahead(self, timer) -> None:
+    """Prepares the next step's prompts; see Allocator.look_ahead."""
+    self._window.timer = timer
+    with timer("allocate"):
+      self._parts.allocator.look_ahead(self._window)
+
   def _rounds(self, params, groups, buffer, timer) -> None:
     rounds = self._parts.allocator.rounds(groups)
     while True:

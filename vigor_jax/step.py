@@ -87,12 +87,15 @@ class TrainingStep:
           rollouts.buffer, groups, allocator, rollouts.prompts.tokens,
           self._estimator, seed=config.seed, step=number)
     distributed.cluster().agree(f"step {number + 1}", rollouts.decisions())
-    # Before the update, whose work empties the host's caches.
+    with timer("update"):
+      state, results = update_lib.run_updates(
+          parts.updater, state, batch, config, number, reference)
+    # While the device is at work.
     with timer("allocate"):
       parts.stream.advance(groups.taken)
       allocator.end(groups)
       self.meter.add(groups)
+    self._collector.look_ahead(timer)
     with timer("update"):
-      state, updated = update_lib.run_updates(
-          parts.updater, state, batch, config, number, reference)
+      updated = update_lib.averaged(results)
     return state, StepResult(rollouts, batch, updated)

@@ -65,6 +65,19 @@ class TestEvery:
         kept = allocator.keep_rollouts(groups, group, sample, rewards)
         assert kept.dtype == bool and (kept <= selected[group]).all()
 
+  def test_a_rule_says_whether_it_opens_prompts_later(self, name):
+    later = False
+    for p in (0.0, 0.3, 1.0, None):
+      reward = helpers.bernoulli(
+        population if p is None else (lambda uids: np.full(len(uids), p))
+      )
+      for groups, _ in steps(
+        helpers.make(name), helpers.Stream(None, look), reward, 0, 3
+      ):
+        opened = np.count_nonzero(np.cumsum(groups.round_counts, 0), axis=1)
+        later |= bool(opened[-1] > opened[0])
+    assert allocation.REGISTRY[name].opens_later == later
+
   def test_order_of_arrival_does_not_matter(self, name):
     seen = set()
     for seed in range(3):

@@ -373,6 +373,7 @@ def test_a_thinned_update_takes_equal_rollouts_once(minibatches):
   step = Step(UNEVEN, lengths=[4] * 17)
   at = (step.buffer.group == 0) & (step.buffer.reward == 0)
   step.buffer.tokens[at] = [3, 1, 4, 1, 0, 0, 0, 0]
+  step.buffer.logprobs[:] = -1.0
 
   def sums(batch):
     total = collections.Counter()
@@ -395,6 +396,21 @@ def test_a_thinned_update_takes_equal_rollouts_once(minibatches):
       few = step.batch(step=number, update_rollouts=6)
       assert few.active == 6
       assert (3, 1, 4, 1) in [c for c, *_ in rollouts_of(few.minibatches[0])]
+
+
+def test_thinning_leaves_out_what_the_policy_was_sure_of():
+  step = Step(UNEVEN, lengths=[4] * 17)
+  sure = (step.buffer.group == 0) & (step.buffer.reward == 0)
+  step.buffer.logprobs[:] = np.where(sure[:, None], -1e-4, -2.0)
+  kept = [
+    a
+    for number in range(50)
+    for _, a, _ in rollouts_of(
+      step.batch(step=number, update_rollouts=6).minibatches[0]
+    )
+  ]
+  # Seven of fifteen; by their weight alone they would be every seventh.
+  assert 0 < kept.count(pytest.approx(-0.125)) < 0.1 * len(kept)
 
 
 def test_a_thinned_update_takes_less_memory():

@@ -62,3 +62,30 @@ def test_as_many_as_asked_each_with_its_chance(seed):
   kept = np.stack([thinning.draw(chance, s) for s in starts])
   assert set(kept.sum(1)) == {number}
   np.testing.assert_allclose(kept.mean(0), chance, atol=1e-3)
+
+
+def test_surprise_by_hand():
+  logprobs = np.log(np.array([[0.5, 0.9, 0.1], [1.0, 1.0, 0.2]]))
+  found = thinning.surprise(logprobs, np.array([2, 2]))
+  # (1 - .5)^2 + (1 - .9)^2 + .05; a rollout that was sure has the floor only.
+  np.testing.assert_allclose(found, [0.31**0.5, 0.05**0.5])
+
+
+def test_chances_by_surprise_leave_less_variance():
+  """Tokens of a softmax policy, some sure, some not: exact variances."""
+  rng = np.random.default_rng(0)
+  logits = rng.normal(size=(300, 9)) * rng.choice([0.5, 4.0], (300, 1))
+  p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+  token = np.array([rng.choice(9, p=row) for row in p])
+  drawn = p[np.arange(300), token]
+  square = ((np.eye(9)[token] - p) ** 2).sum(1)  # of grad log p by the logits
+  weight = rng.choice([0.05, 0.2, 0.95], 300)
+  surprise = thinning.surprise(np.log(drawn)[:, None], np.ones(300, int))
+
+  def variance(size):
+    chance = thinning.probabilities(size, 60)
+    return ((1 / chance - 1) * weight**2 * square).sum()
+
+  best = variance(weight * np.sqrt(square))
+  assert variance(weight * surprise) < 0.75 * variance(weight)
+  assert variance(weight * surprise) < 1.5 * best

@@ -38,6 +38,10 @@ class NoOptions:
 class Allocator:
   """Base class. A subclass sets `name`, `Options` and writes `rounds`.
 
+  It also sets `streaming` if it writes `grant` instead, and `opens_later` if
+  requests after a step's first may open prompts: these are usually few, and a
+  sampler then has a small batch for them beside its large one.
+
   Args:
     options: an instance of `Options`.
     prompts_per_step: prompts a fixed-size method takes per step.
@@ -53,6 +57,7 @@ class Allocator:
   name: ClassVar[str] = ""
   Options: ClassVar[type] = NoOptions
   streaming: ClassVar[bool] = False
+  opens_later: ClassVar[bool] = False
 
   def __init__(
     self,
@@ -151,6 +156,14 @@ class Allocator:
 
   def end(self, groups: Groups) -> None:
     """Updates the history once the step's rewards are complete."""
+
+  def look_ahead(self, stream) -> None:
+    """Does what the next `begin` can have done for it in advance.
+
+    Called after `end`, while the device updates the policy. It consumes
+    nothing and changes nothing that `state_dict` holds.
+    """
+    stream.peek(self.max_prompts)
 
   def state_dict(self) -> dict:
     """History as lists and numbers (JSON-able)."""

@@ -47,6 +47,7 @@ class DynamicSampling(base.Allocator):
 
   name = "dynamic_sampling"
   Options = DynamicSamplingOptions
+  opens_later = True
 
   def setup(self) -> None:
     self.group_size = uniform.per_prompt(

@@ -131,6 +131,10 @@ class EbPredicted(eb_effective.EbEffective):
     groups.plan = Look(z[rows], forecast[rows])
     return groups
 
+  def look_ahead(self, stream) -> None:
+    if self.predictor.mean.size:  # The first look sets what is saved.
+      self.designs(stream, stream.peek(self.window))
+
   def designs(self, stream, prompts) -> np.ndarray | None:
     """Designs of what was peeked: float64 [k, r + 1]; None if all look alike.
 

@@ -65,6 +65,7 @@ class ReinforceAda(base.Allocator):
 
   name = "reinforce_ada"
   Options = ReinforceAdaOptions
+  opens_later = True
 
   def setup(self) -> None:
     self.batch = max(1, round(self.options.batch * self.prompts_per_step))

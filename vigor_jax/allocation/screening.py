@@ -40,6 +40,7 @@ class Screening(base.Allocator):
   """Screening batches and extensions in turn until the budget is spent."""
 
   Options = ScreeningOptions
+  opens_later = True
 
   def setup(self) -> None:
     o = self.options

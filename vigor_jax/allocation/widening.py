@@ -157,6 +157,8 @@ class Widening(base.Allocator):
     first: P0, prompts of the opening round.
   """
 
+  opens_later = True
+
   def setup(self) -> None:
     o = self.options
     self.first = int(o.open_share * self.budget + 1e-9)

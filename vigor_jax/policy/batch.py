@@ -202,7 +202,10 @@ def _thinned(rows, group, buffer, order, advantage, weight, estimator, seed,
   summed = np.bincount(inverse, weight[rows], len(first))
   rows = rows[first]
   number = estimator.update_rollouts // estimator.minibatches
-  probability = thinning.probabilities(np.abs(advantage[rows] * summed), number)
+  at = at[first]
+  size = np.abs(advantage[rows] * summed) * thinning.surprise(
+      buffer.logprobs[at], buffer.lengths[at])
+  probability = thinning.probabilities(size, number)
   start = addressed.addressed_uniform(seed, step, minibatch, [0],
                                       _THINNING_PURPOSE)[0]
   kept = thinning.draw(probability, start)

@@ -85,13 +85,14 @@ def sampler_settings(config, max_prompts: int, cheap_reward: bool = True,
   slots = slots or s.slots
   per_dispatch = s.chunks_per_dispatch or (0 if cheap_reward else 1)
   prefixes = s.prefixes or max(max_prompts, slots)
-  streaming = allocation.REGISTRY[config.allocation.name].streaming
+  rule = allocation.REGISTRY[config.allocation.name]
+  few = rule.streaming or rule.opens_later
   return settings_lib.Settings(
       slots=slots, chunk=min(s.chunk, s.max_new_tokens),
       chunks_per_dispatch=per_dispatch, ahead=s.ahead,
       max_new_tokens=s.max_new_tokens,
       prompt_buckets=tuple(s.prompt_buckets), prefill_batch=s.prefill_batch,
-      few_prompts=s.prefill_batch // 4 if streaming else 0,
+      few_prompts=s.prefill_batch // 4 if few else 0,
       prefixes=max(prefixes, max_prompts), queue=config.rollout_budget,
       cache_dtype=s.cache_dtype or config.model.dtype)
 

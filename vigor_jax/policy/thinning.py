@@ -12,14 +12,17 @@ rollout j with probability pi_j and divides its weight by pi_j (Horvitz and
 Thompson 1952), so that the gradient's expectation over the draw is the whole
 gradient.
 
-A rollout's gradient has a squared norm of about (advantage x weight)^2 x
-length, and it costs its length; for a given cost the variance is least at
-pi_j proportional to |advantage x weight|, at most 1 (Neyman's allocation).
+The variance is least at pi_j proportional to the norm of the rollout's
+gradient, at most 1 (Neyman's allocation). That is |advantage x weight| times
+the norm of grad log p(rollout), which is small where the policy was nearly
+sure of what it said: see `surprise`.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+FLOOR = 0.05  # of a squared norm, in units of one wholly unlikely token's
 
 
 def equal(group: np.ndarray, advantage: np.ndarray, tokens: np.ndarray,
@@ -48,6 +51,24 @@ def equal(group: np.ndarray, advantage: np.ndarray, tokens: np.ndarray,
     if inverse[i] == len(first):
       first.append(i)
   return np.array(first, np.int64), inverse
+
+
+def surprise(logprobs: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+  """About the norm of grad log p of each rollout, up to a factor: float64 [N].
+
+  With respect to the logits of a token drawn with probability p the gradient
+  is (1 - p) at the token and -p_i at the others, so its norm lies between
+  1 - p and sqrt(2) (1 - p). Squares of a rollout's tokens are added, as if the
+  tokens' gradients were orthogonal, and FLOOR, since it is an estimate only.
+
+  Args:
+    logprobs: float [N, L], of the tokens drawn; those past the end do not
+      count.
+    lengths: int [N].
+  """
+  live = np.arange(logprobs.shape[1]) < lengths[:, None]
+  unsure = np.expm1(np.where(live, logprobs, 0.0).astype(np.float64))
+  return np.sqrt((unsure * unsure).sum(1) + FLOOR)
 
 
 def probabilities(size: np.ndarray, number: int) -> np.ndarray:

@@ -5,6 +5,7 @@ The programs themselves are update_programs.py's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import functools
 from typing import Any
 
@@ -173,8 +174,9 @@ def to_host(metrics: dict[str, jax.Array]) -> dict[str, float]:
 
 
 def run_updates(updater: Updater, state: TrainState, batch, config,
-                step: int, reference) -> tuple[TrainState, dict[str, float]]:
-  """All optimiser steps of one training step.
+                step: int, reference
+                ) -> tuple[TrainState, list[dict[str, jax.Array]]]:
+  """Starts all optimiser steps of one training step; waits for none.
 
   Old log-probs are fixed for the step: with several updates and
   `old_logprobs="trainer"` every minibatch is scored before the first update.
@@ -187,7 +189,7 @@ def run_updates(updater: Updater, state: TrainState, batch, config,
       their base.
 
   Returns:
-    (state, metrics averaged over updates; ratio and gap are maxima).
+    (state, metrics of each update, for `averaged`).
   """
   policy, rates = config.policy, config.optimizer
   score = lambda params, mb: updater.score(params, mb.packed, mb.num_micro)
@@ -211,8 +213,14 @@ def run_updates(updater: Updater, state: TrainState, batch, config,
           state, mb.packed, mb.num_micro, mb.denominator, rate, old=old,
           reference=ref)
       results.append(metrics)
+  return state, results
+
+
+def averaged(results: Sequence[dict[str, jax.Array]]) -> dict[str, float]:
+  """Waits for a step's updates; their metrics' means, of ratio and gap maxima.
+  """
   results = [to_host(r) for r in results]
   peaks = ("ratio_max_deviation", "sampler_trainer_logprob_gap")
-  return state, {
+  return {
       key: float((max if key in peaks else np.mean)([r[key] for r in results]))
       for key in results[0]}

@@ -109,8 +109,8 @@ class Settings:
       return tuple(state_lib.Shape(full, n) for n in (*lengths, ring))
     widths = self.widths
     if not widths:
-      # Halved, as a step costs about in proportion to its rows.
-      widths = [w for w in (full // 8, full // 4, full // 2)
+      # A step costs about in proportion to its rows.
+      widths = [w for w in (full // 8, full // 4, full // 2, 3 * full // 4)
                 if w >= _NARROWEST]
     widths = sorted({w for w in widths if 1 <= w < full})
     lengths = [ring // 2] if ring >= _SHORT_RING else []
