@@ -43,10 +43,10 @@ def test_cache_memory_is_what_the_arrays_hold():
   assert line.startswith("cache 0.0 MiB: 4 slots") and "8 prompts" in line
 
 
-def test_a_chunk_runs_at_halves_of_the_slots():
+def test_a_chunk_runs_at_parts_of_the_slots():
   widths = lambda n: [s.width for s in settings(slots=n).shapes(SIZES)]
-  assert widths(32) == [4, 8, 16, 32]
-  assert widths(16) == [4, 8, 16]
+  assert widths(32) == [4, 8, 16, 24, 32]
+  assert widths(16) == [4, 8, 12, 16]
   assert widths(7) == [7]
 
 

@@ -110,8 +110,9 @@ class Settings:
     widths = self.widths
     if not widths:
       # A step costs about in proportion to its rows.
-      widths = [w for w in (full // 8, full // 4, full // 2, 3 * full // 4)
+      widths = [w for w in (full // 8, full // 4, full // 2)
                 if w >= _NARROWEST]
+      widths += [3 * full // 4] if widths else []
     widths = sorted({w for w in widths if 1 <= w < full})
     lengths = [ring // 2] if ring >= _SHORT_RING else []
     return (*[state_lib.Shape(w, ring) for w in widths],
