@@ -55,7 +55,8 @@ def test_after_the_slots_have_been_used_by_longer_rollouts():
   assert largest_gap(graph, params, texts, drawn) < 1e-4
 
 
-def test_unrolled_layers_equal_scanned_ones(monkeypatch):
+@pytest.mark.parametrize("changes", [{}, dict(slots=7, widths=(2, 4), chunk=2)])
+def test_unrolled_layers_equal_scanned_ones(monkeypatch, changes):
   graph, params = model()
   unrolled = draw(make(graph), params)
   assert isinstance(make(graph)._state.kv, list)
@@ -65,7 +66,7 @@ def test_unrolled_layers_equal_scanned_ones(monkeypatch):
   monkeypatch.setattr(
     sampler_lib, "_programs", sampler_lib._programs.__wrapped__
   )
-  sampler = make(graph)
+  sampler = make(graph, **changes)
   assert not isinstance(sampler._state.kv, list)
   same(unrolled, draw(sampler, params))
 

@@ -138,11 +138,14 @@ def _run(weights: Weights, model, blocks, prefixes: Prefixes, slots: Slots,
   in_ring = slots.written[None, :length] >= pick(slots.began)[:, None]
   mask = jnp.concatenate([in_prompt, in_ring], 1)
   dtype = jnp.dtype(sizes.dtype)
+  ring = slots.kv
   if blocks is not None:
     layers = cache_lib.view(prefixes.kv, slots.kv, prefix, chosen, length,
                             chunk, dtype)
   else:
     layers = cache_lib.empty(sizes, width, chunk, dtype, weights.as_values)
+    if not everyone:
+      ring = tuple(jnp.take(a, chosen, axis=1) for a in ring)
   prompts = prefixes.kv
   if weights.as_values and not layout.columns:
     prompts = spread.copies(layout, prompts, prefix)
@@ -164,7 +167,7 @@ def _run(weights: Weights, model, blocks, prefixes: Prefixes, slots: Slots,
                              blocks=blocks, rope=rope)
     else:
       own = jnp.append(now < i, True)
-      stores = dict(prefixes=prompts, ring=slots.kv, prefix=prefix,
+      stores = dict(prefixes=prompts, ring=ring, prefix=prefix,
                     length=length)
       if layout is not None:
         attend = spread.Attention(layout, base=base, in_ring=in_ring, own=own,
@@ -203,7 +206,8 @@ def _run(weights: Weights, model, blocks, prefixes: Prefixes, slots: Slots,
     new = layers
   if not everyone:
     # A gather that ends in all slots' order: the merge is one update.
-    new = jax.tree.map(lambda a: a[rank], new)
+    new = jax.tree.map(
+        lambda a: a[rank] if blocks is not None else a[:, rank], new)
     token, active, generated = (
         jnp.where(slots.active, a[rank], b) for a, b in zip(
             (token, active, generated),

@@ -104,7 +104,9 @@ class Settings:
   def shapes(self, sizes: transformer.Sizes) -> tuple[state_lib.Shape, ...]:
     """Compiled sizes of a chunk, the cheapest first."""
     ring, full = self.ring, self.slots
-    if not cache_lib.unrolled(sizes):
+    scanned = not cache_lib.unrolled(sizes)
+    if scanned and ring >= _SHORT_RING:
+      # Fewer rows would be copied out of the ring.
       lengths = [ring // 4, ring // 2] if ring >= 4 * _SHORT_RING else []
       return tuple(state_lib.Shape(full, n) for n in (*lengths, ring))
     widths = self.widths
@@ -113,6 +115,7 @@ class Settings:
       widths = [w for w in (full // 8, full // 4, full // 2)
                 if w >= _NARROWEST]
       widths += [3 * full // 4] if widths else []
+      widths = widths[-2:] if scanned else widths  # Each takes long to compile.
     widths = sorted({w for w in widths if 1 <= w < full})
     lengths = [ring // 2] if ring >= _SHORT_RING else []
     return (*[state_lib.Shape(w, ring) for w in widths],
@@ -135,6 +138,8 @@ class Settings:
       width += self.prompt_buckets[-1] + self.ring
     elif layout is not None and not layout.columns:
       width += self.prompt_buckets[-1]
+    elif layout is None and self.ring < _SHORT_RING:
+      width += self.ring  # of the rows that a narrower chunk takes
     count = lambda *what: cache_lib.nbytes(sizes, *what)
     return {
         "slots": count(self.slots, self.ring, self.cache_dtype) // slots,
