@@ -99,24 +99,21 @@ OTHERS = {
 # The rule of the house with another prompt's features, at the rule's own rate.
 CONTROL = {"eb_predicted, shuffled": "eb_predicted:looks=shuffled"}
 # The house's rule in its lean form (common/lean.py), at the rule's own rate; on
-# some streams others as well, and what of it costs what.
+# some streams others as well, and what other forms cost.
 LEAN = {f"lean {HOUSE}": lean.entry(HOUSE)}
 LEAN_OTHERS = {
   "lean uniform 64 x 4": lean.entry("uniform:prompts_per_step=64"),
   f"lean {tables.BEFORE}": lean.entry(tables.BEFORE),
 }
-LEAN_64 = {f"{HOUSE}, 64 in the update": f"{HOUSE}:policy.update_rollouts=64"}
-LEAN_PARTS = LEAN_64 | {
-  f"{HOUSE}, two rounds": f"{HOUSE}:rounds=2",
+LEAN_PARTS = {
+  f"{HOUSE}, 64 in the update": f"{HOUSE}:policy.update_rollouts=64",
   f"{HOUSE}, 24 in the update": f"{HOUSE}:policy.update_rollouts=24",
+  f"lean {HOUSE}, two rounds": lean.entry(f"{HOUSE}:rounds=2"),
 }
 LEAN_BY_STREAM = {
   "sparse_signal": LEAN | LEAN_OTHERS | LEAN_PARTS,
   "plain": LEAN | LEAN_OTHERS,
-  "hard_junk": LEAN | LEAN_64,
-  "stack, sparse": LEAN | LEAN_64,
-  "sparse_signal, q = .1": LEAN | LEAN_64,
-  "sparse_signal, long": LEAN | LEAN_OTHERS | LEAN_64,
+  "sparse_signal, long": LEAN | LEAN_OTHERS,
 }
 ABLATIONS = {
   "random_top": "random_top",

@@ -15,9 +15,9 @@ signal. Two ratios say what is left of a gain:
                   in tokens; beside it the same for generation alone
   54m_long_...    the same with outputs of up to 17 tokens
 
-Both in the lean form (common/lean.py). Beside them the rule as it is by default
-and with no more than 64 rollouts in the update, eb_effective, whose host work
-is less, and a lean uniform split.
+Both in the lean form (common/lean.py): no more than 32 rollouts in the update.
+Beside them the rule as it is by default, with one round less, eb_effective,
+whose host work is less, and a lean uniform split.
 
 Whole steps, the rules taking turns in one process on one core; CPU seconds. On
 the demo's model the lower quartile of 60 steps. The large model is the small
@@ -38,15 +38,18 @@ import time
 from common import lean, widened
 
 # Name -> (rule, prompts per step, settings beside).
+LEAN = lean.overrides()
 RULES = {
   "uniform": ("uniform", 64, {}),
-  "lean_uniform": ("uniform", 64, lean.overrides("uniform")),
+  "lean_uniform": ("uniform", 64, LEAN),
   "eb_effective": ("eb_effective", 32, {}),
-  "lean_eb_effective": ("eb_effective", 32, lean.overrides("eb_effective")),
+  "lean_eb_effective": ("eb_effective", 32, LEAN),
   "eb_predicted": ("eb_predicted", 32, {}),
-  "eb_predicted_64": ("eb_predicted", 32, {"policy.update_rollouts": 64}),
-  "lean_eb_predicted": ("eb_predicted", 32, lean.overrides("eb_predicted")),
-}
+  "lean_eb_predicted": ("eb_predicted", 32, LEAN),
+  "two_rounds": (
+    "eb_predicted", 32, LEAN | {"allocation.eb_predicted.rounds": 2}
+  ),
+}  # fmt: skip
 UNIFORM, HOUSE = "uniform", "lean_eb_predicted"
 # Of the large model, in which the demo's trained policy is laid.
 LARGE = dict(layers=13, width=640, heads=8, kv_heads=4, head_dim=64, ffn=1792)

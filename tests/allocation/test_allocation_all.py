@@ -1,5 +1,6 @@
 """What every registered allocator must do."""
 
+import functools
 import json
 
 import allocation_helpers as helpers
@@ -68,9 +69,8 @@ class TestEvery:
   def test_a_rule_says_whether_it_opens_prompts_later(self, name):
     later = False
     for p in (0.0, 0.3, 1.0, None):
-      reward = helpers.bernoulli(
-        population if p is None else (lambda uids: np.full(len(uids), p))
-      )
+      same = functools.partial(np.full_like, fill_value=p, dtype=float)
+      reward = helpers.bernoulli(population if p is None else same)
       for groups, _ in steps(
         helpers.make(name), helpers.Stream(None, look), reward, 0, 3
       ):
