@@ -134,8 +134,8 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     updates_per_step=1,
     minibatches=1,
     # At most so many rollouts of a step in its update: equal ones as one, the
-    # others drawn by their weight in it and weighted up, so that the expected
-    # gradient is the same. 0: all with signal.
+    # others drawn by the size of their gradient and weighted up, so that the
+    # expected gradient is the same. 0: all with signal.
     update_rollouts=0,
     old_logprobs="sampler",
     rollout_is_cap=0.0,  # Cap of the sampler/trainer weights; 0: off.
