@@ -105,15 +105,18 @@ LEAN_OTHERS = {
   "lean uniform 64 x 4": lean.entry("uniform:prompts_per_step=64"),
   f"lean {tables.BEFORE}": lean.entry(tables.BEFORE),
 }
-LEAN_PARTS = {
+LEAN_32 = {f"{HOUSE}, 32 in the update": f"{HOUSE}:policy.update_rollouts=32"}
+LEAN_PARTS = LEAN_32 | {
   f"{HOUSE}, 64 in the update": f"{HOUSE}:policy.update_rollouts=64",
-  f"{HOUSE}, 24 in the update": f"{HOUSE}:policy.update_rollouts=24",
+  f"{HOUSE}, noise 1 in the update": f"{HOUSE}:policy.update_noise=1",
   f"lean {HOUSE}, two rounds": lean.entry(f"{HOUSE}:rounds=2"),
 }
 LEAN_BY_STREAM = {
   "sparse_signal": LEAN | LEAN_OTHERS | LEAN_PARTS,
   "plain": LEAN | LEAN_OTHERS,
   "sparse_signal, long": LEAN | LEAN_OTHERS,
+  "stack, sparse": LEAN | LEAN_32,
+  "sparse_signal, q = .1": LEAN | LEAN_32,
 }
 ABLATIONS = {
   "random_top": "random_top",

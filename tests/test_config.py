@@ -190,6 +190,11 @@ def test_the_named_allocators_own_field_is_the_nearest(example):
       ["policy.update_rollouts: 32", "policy.kl.coef=0"],
     ),
     ("policy.update_rollouts=-1", ["policy.update_rollouts", "-1"]),
+    (
+      "policy.kl.coef=0.1 policy.update_noise=1.0",
+      ["policy.update_noise: 1.0", "policy.kl.coef=0"],
+    ),
+    ("policy.update_noise=-0.5", ["policy.update_noise", "-0.5"]),
     ("policy.rollout_is_cap=0.5", ["policy.rollout_is_cap", "at least 1"]),
     ("policy.clip_low=-0.2", ["policy.clip_low: must be -1", "-0.2"]),
     ("policy.clip_high=-0.5", ["policy.clip_high: must be -1", "-0.5"]),

@@ -10,6 +10,7 @@ import pytest
 from vigor_jax import allocation
 from vigor_jax.policy import advantages as advantages_lib
 from vigor_jax.policy import batch as batch_lib
+from vigor_jax.policy import thinning
 
 ESTIMATOR = batch_lib.Estimator(
   loss="grpo",
@@ -21,6 +22,7 @@ ESTIMATOR = batch_lib.Estimator(
   keep_all=False,
   minibatches=1,
   update_rollouts=0,
+  update_noise=0.0,
   row_length=24,
   rows_per_micro=2,
   max_new_tokens=8,
@@ -411,6 +413,28 @@ def test_thinning_leaves_out_what_the_policy_was_sure_of():
   ]
   # Seven of fifteen; by their weight alone they would be every seventh.
   assert 0 < kept.count(pytest.approx(-0.125)) < 0.1 * len(kept)
+
+
+def test_an_update_takes_as_many_rollouts_as_its_noise_asks_for():
+  step = Step(UNEVEN, lengths=[4] * 17)
+  step.buffer.logprobs[:] = -1.0
+  counts = []
+  for noise in (1e-6, 0.5, 1.0, 100.0):
+    batch = step.batch(update_noise=noise)
+    assert batch.signal == 15
+    counts.append(batch.active)
+  assert counts[0] == 15 and counts[-1] == 1
+  assert counts == sorted(counts, reverse=True) and len(set(counts)) == 4
+  # By hand: with the m largest kept, the others add (1 / pi - 1) x square.
+  size = np.abs(step.batch().advantages)
+  size = size[size > 0]
+  for noise, number in zip((0.5, 1.0), counts[1:3]):
+    for fewer in (0, 1):
+      chance = thinning.probabilities(size, number - fewer)
+      added = ((1 / chance - 1) * size**2).sum()
+      assert (added <= noise * (size**2).sum()) == (not fewer)
+  both = step.batch(update_noise=1e-6, update_rollouts=6)
+  assert both.active == 6
 
 
 def test_a_thinned_update_takes_less_memory():

@@ -89,3 +89,20 @@ def test_chances_by_surprise_leave_less_variance():
   best = variance(weight * np.sqrt(square))
   assert variance(weight * surprise) < 0.75 * variance(weight)
   assert variance(weight * surprise) < 1.5 * best
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_few_draws_as_are_enough(seed):
+  rng = np.random.default_rng(seed)
+  size = rng.exponential(size=int(rng.integers(1, 40))) ** 3
+
+  def variance(number):
+    chance = thinning.probabilities(size, number)
+    return ((1 / chance - 1) * size**2).sum()
+
+  for share in (1e-6, 0.1, 1.0, 10.0):
+    allowed = share * (size**2).sum()
+    number = thinning.enough(size, allowed)
+    assert 1 <= number <= len(size)
+    assert variance(number) <= allowed * (1 + 1e-9)
+    assert number == 1 or variance(number - 1) > allowed * (1 - 1e-9)

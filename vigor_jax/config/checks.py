@@ -137,12 +137,13 @@ def _check_policy(config):
       f"policy.minibatches={policy.minibatches}; legal: 0 (all) or at least "
       "one for each"
     )
-  if policy.update_rollouts and policy.kl.coef:
-    raise ConfigError(
-      f"policy.update_rollouts: {policy.update_rollouts} draws rollouts by "
-      "their advantage, but the KL term runs over all of them; set "
-      "policy.update_rollouts=0 or policy.kl.coef=0"
-    )
+  for name in ("update_rollouts", "update_noise"):
+    if policy[name] and policy.kl.coef:
+      raise ConfigError(
+        f"policy.{name}: {policy[name]} draws rollouts by their advantage, but "
+        f"the KL term runs over all of them; set policy.{name}=0 or "
+        "policy.kl.coef=0"
+      )
   for name in ("clip_low", "clip_high"):
     if -1 < policy[name] < 0:
       raise ConfigError(

@@ -67,6 +67,7 @@ RANGES = {
   "policy.updates_per_step": "[1, inf)",
   "policy.minibatches": "[1, inf)",
   "policy.update_rollouts": "[0, inf)",
+  "policy.update_noise": "[0, inf)",
   "policy.rollout_is_cap": "[0, inf)",
   "policy.row_length": "[2, inf)",
   "policy.rows_per_microbatch": "[1, inf)",

@@ -39,6 +39,8 @@ class Estimator:
     minibatches: optimiser steps that share the rollouts out among them.
     update_rollouts: at most so many rollouts of a step in its update, equal
       ones counted once; 0: all.
+    update_noise: most variance that drawing them may add to the gradient, as a
+      multiple of what it has; 0: whatever update_rollouts leaves.
     row_length, rows_per_micro: shape of a packed micro-batch.
     max_new_tokens: longest completion.
     row_buckets: lengths of shorter rows, ascending.
@@ -53,6 +55,7 @@ class Estimator:
   keep_all: bool
   minibatches: int
   update_rollouts: int
+  update_noise: float
   row_length: int
   rows_per_micro: int
   max_new_tokens: int
@@ -177,7 +180,7 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
       use = (advantage[part] != 0) & (weight[part] != 0)
     rows = part[use]
     used, taken = weight, rows
-    if estimator.update_rollouts:
+    if len(rows) and (estimator.update_rollouts or estimator.update_noise):
       taken, used = _thinned(rows, group, buffer, order, advantage, weight,
                              estimator, seed, step, len(minibatches))
     signal += len(rows)
@@ -199,12 +202,17 @@ def _thinned(rows, group, buffer, order, advantage, weight, estimator, seed,
   at = order[rows]
   first, inverse = thinning.equal(group[rows], advantage[rows],
                                   buffer.tokens[at], buffer.lengths[at])
+  whole = advantage[rows] * weight[rows]
   summed = np.bincount(inverse, weight[rows], len(first))
   rows = rows[first]
-  number = estimator.update_rollouts // estimator.minibatches
+  number = estimator.update_rollouts // estimator.minibatches or len(rows)
   at = at[first]
-  size = np.abs(advantage[rows] * summed) * thinning.surprise(
-      buffer.logprobs[at], buffer.lengths[at])
+  surprise = thinning.surprise(buffer.logprobs[at], buffer.lengths[at])
+  size = np.abs(advantage[rows] * summed) * surprise
+  if estimator.update_noise:
+    noise = np.bincount(inverse, whole * whole, len(first))
+    noise = (noise * surprise * surprise).sum()
+    number = min(number, thinning.enough(size, estimator.update_noise * noise))
   probability = thinning.probabilities(size, number)
   start = addressed.addressed_uniform(seed, step, minibatch, [0],
                                       _THINNING_PURPOSE)[0]

@@ -216,6 +216,7 @@ def estimator_of(config) -> batch_lib.Estimator:
       eps=policy.advantage_eps, ddof=policy.ddof,
       keep_all=policy.kl.coef > 0, minibatches=policy.minibatches,
       update_rollouts=policy.update_rollouts,
+      update_noise=policy.update_noise,
       row_length=policy.row_length, rows_per_micro=policy.rows_per_microbatch,
       max_new_tokens=config.sampling.max_new_tokens,
       row_buckets=tuple(policy.row_buckets))

@@ -93,6 +93,29 @@ def probabilities(size: np.ndarray, number: int) -> np.ndarray:
   return np.minimum(1.0, left[m] / rest[m] * size)
 
 
+def enough(size: np.ndarray, variance: float) -> int:
+  """The fewest draws that leave no more than a variance of the sum.
+
+  With the m largest drawn surely and k others, in proportion to their size,
+  the variance is (sum of the others)^2 / k - sum of their squares.
+
+  Args:
+    size: float [N], norms of the summands, positive.
+    variance: positive.
+
+  Returns:
+    A number for `probabilities`, at most N.
+  """
+  down = np.sort(np.asarray(size, np.float64))[::-1]
+  rest = np.cumsum(down[::-1])[::-1]
+  others = rest**2 / (variance + np.cumsum(down[::-1] ** 2)[::-1])
+  fits = down * others <= rest
+  if not fits.any():
+    return len(down)
+  m = int(np.argmax(fits))
+  return min(len(down), int(np.ceil(m + others[m])))
+
+
 def draw(probability: np.ndarray, start: float) -> np.ndarray:
   """Systematic sample: bool [N], each row with its probability.
 
