@@ -15,58 +15,81 @@ signal. Two ratios say what is left of a gain:
                   in tokens; beside it the same for generation alone
   54m_long_...    the same with outputs of up to 17 tokens
 
-Both in the lean form (common/lean.py): no more than 32 rollouts in the update.
-Beside them the rule as it is by default, with one round less, eb_effective,
-whose host work is less, and a lean uniform split.
+The rule in its lean form (common/lean.py). Beside it the rule as it is by
+default, eb_effective, whose host work is less, and a lean uniform split.
 
-Whole steps, the rules taking turns in one process on one core; CPU seconds. On
-the demo's model the lower quartile of 60 steps. The large model is the small
-one laid into large matrices (common/widened.py), so that it says what a policy
-in training says: at steps AT of the small run, policy, history and place in the
-stream are handed to it, and that step is done by both. Sums of these steps.
-About 15 minutes; --quick takes a small model in place of the large one.
+Every rule with its tuned learning rate, over its own way to the late target: as
+many steps as its runs took in docs/claims.json (median). Whole steps, the rules
+taking turns in one process on one core; CPU seconds. On the demo's model the
+lower quartile of the way's steps; demo_wall_... is the same by the clock with
+all cores, where the host's work goes on beside the device's. The large model is
+the small one laid into large matrices (common/widened.py), so that it says what
+a policy in training says: at POINTS steps of the small run's way, the midpoints
+of equal parts, policy, history and place in the stream are handed to it, and
+that step is done by both. Sums of these steps. About 20 minutes; --quick takes
+a small model in place of the large one.
 """
 
 import argparse
 import dataclasses
 import json
 import os
+import pathlib
+import subprocess
 import sys
 import tempfile
 import time
 
 from common import lean, widened
 
-# Name -> (rule, prompts per step, settings beside).
+# Name -> (rule, prompts per step, settings beside, name in docs/claims.json).
 LEAN = lean.overrides()
 RULES = {
-  "uniform": ("uniform", 64, {}),
-  "lean_uniform": ("uniform", 64, LEAN),
-  "eb_effective": ("eb_effective", 32, {}),
-  "lean_eb_effective": ("eb_effective", 32, LEAN),
-  "eb_predicted": ("eb_predicted", 32, {}),
-  "lean_eb_predicted": ("eb_predicted", 32, LEAN),
-  "two_rounds": (
-    "eb_predicted", 32, LEAN | {"allocation.eb_predicted.rounds": 2}
-  ),
-}  # fmt: skip
+  "uniform": ("uniform", 64, {}, "uniform 64 x 4"),
+  "lean_uniform": ("uniform", 64, LEAN, "lean uniform 64 x 4"),
+  "eb_effective": ("eb_effective", 32, {}, "eb_effective"),
+  "lean_eb_effective": ("eb_effective", 32, LEAN, "lean eb_effective"),
+  "eb_predicted": ("eb_predicted", 32, {}, "eb_predicted"),
+  "lean_eb_predicted": ("eb_predicted", 32, LEAN, "lean eb_predicted"),
+}
 UNIFORM, HOUSE = "uniform", "lean_eb_predicted"
 # Of the large model, in which the demo's trained policy is laid.
 LARGE = dict(layers=13, width=640, heads=8, kv_heads=4, head_dim=64, ffn=1792)
 SMALL = dict(layers=3, width=128, heads=8, kv_heads=4, head_dim=32, ffn=256)
 STREAMS = {"54m": "sparse_signal", "54m_long": "sparse_signal, long"}
-# Steps of the demo's run that are timed: it has learned the most by then.
-AT = (1, 4, 8, 12, 16, 20)
+POINTS = 6
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGETS = {"demo_rollouts": {"min": 0.8}, "54m_tokens": {"min": 0.95}}
 
 
+def ways(stream):
+  """{name: steps of a rule to the late target}: medians, docs/claims.json."""
+  import numpy as np
+
+  from vigor_jax.reporting import paired
+
+  data = json.loads((ROOT / "docs" / "claims.json").read_text())
+  played = data["streams"][stream] | data["lean"][stream]
+  goal = paired.goals(played[paired.PUBLISHED])
+  found = {}
+  for name, (*_, its) in RULES.items():
+    reached = paired.spent(played[its], goal, 1, "rollouts").values()
+    found[name] = round(float(np.median([r.at for r in reached])) / 256)
+  return found
+
+
 def configs_of(config):
-  """{name: configuration} of RULES."""
+  """{name: configuration} of RULES, each with its tuned learning rate."""
   from vigor_jax import config as configuration
 
+  rates = json.loads((ROOT / "docs" / "claims.json").read_text())["rates"]
   found = {}
-  for name, (rule, prompts, beside) in RULES.items():
-    own = {"allocation.name": rule, "prompts_per_step": prompts} | beside
+  for name, (rule, prompts, beside, its) in RULES.items():
+    own = {
+      "allocation.name": rule,
+      "prompts_per_step": prompts,
+      "optimizer.learning_rate": rates[its.removeprefix("lean ")],
+    } | beside
     found[name] = configuration.with_overrides(config, own)
   return found
 
@@ -85,24 +108,28 @@ def runs_of(config, folder):
   }
 
 
-def timed(run, number):
+def timed(run, number, clock=time.process_time):
   """(seconds, those of generation, tokens, rollouts, trained on) of a step."""
-  begun = time.process_time()
+  begun, used = clock(), time.process_time()
   tokens, line = run.step(number)
-  spent = time.process_time() - begun
-  return (spent, run.generation - begun, tokens, run.config.rollout_budget,
+  spent = clock() - begun
+  return (spent, run.generation - used, tokens, run.config.rollout_budget,
           line["policy/active_rollouts"])  # fmt: skip
 
 
-def taken(config, folder, steps):
-  """Per rule, a row of `timed` for each step."""
+def taken(config, folder, steps, clock=time.process_time):
+  """Per rule, a row of `timed` for each step of its way.
+
+  steps: {name: how many}.
+  """
   runs = runs_of(config, folder)
   found = {name: [] for name in runs}
-  for number in range(steps + 2):
+  for number in range(max(steps.values()) + 2):
     for name, run in runs.items():
-      row = timed(run, number)
-      if number >= 2:  # Everything is compiled by then.
-        found[name].append(row)
+      if number < steps[name] + 2:
+        row = timed(run, number, clock)
+        if number >= 2:  # Everything is compiled by then.
+          found[name].append(row)
   for run in runs.values():
     run.record.close()
   return found
@@ -116,6 +143,7 @@ def taken_large(config, folder, sizes, at, say):
 
   Args:
     sizes: fields of model.sizes; `norm_eps` is added.
+    at: {name: its steps}.
   """
   import jax
   import step_overhead
@@ -124,9 +152,12 @@ def taken_large(config, folder, sizes, at, say):
   found = {name: [] for name in small}
   its = next(iter(small.values())).parts.sizes
   sizes = sizes | {"norm_eps": its.norm_eps * its.width / sizes["width"]}
-  for number in range(max(at) + 1):
+  last = max(map(max, at.values()))
+  for number in range(last + 1):
     for name, run in small.items():
-      if number in at:
+      if number > max(at[name]):
+        continue
+      if number in at[name]:
         wide = widened.widened(
           run.state.params, its, dataclasses.replace(its, **sizes)
         )
@@ -156,8 +187,8 @@ def taken_large(config, folder, sizes, at, say):
           row = timed(it, number)
         found[name].append(row)
       run.step(number)
-    if number in at:
-      say(f"step {number} of {max(at)}")
+    if any(number in steps for steps in at.values()):
+      say(f"step {number} of {last}")
   for run in (*small.values(), *large.values()):
     run.record.close()
   return found
@@ -179,14 +210,28 @@ def ratio(found, rule, what, unit, summed):
   return float(cost(UNIFORM) / cost(rule))
 
 
+def by_the_clock(cores, quick, cache, folder):
+  """`taken` for the demo in a process with all cores, in seconds that pass."""
+  rows = os.path.join(folder, "wall.json")
+  command = [sys.executable, __file__, f"--wall={rows}", f"--cache={cache}"]
+  own = os.sched_getaffinity(0)
+  os.sched_setaffinity(0, cores)
+  subprocess.run(command + ["--quick"] * quick, check=True)
+  os.sched_setaffinity(0, own)
+  return json.loads(pathlib.Path(rows).read_text())
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--quick", action="store_true")
+  parser.add_argument("--wall", default="", help=argparse.SUPPRESS)
   parser.add_argument(
     "--cache", default="", help="folder of warm starts; empty: one of its own"
   )
   args = parser.parse_args()
-  os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # Before JAX loads.
+  cores = os.sched_getaffinity(0)
+  if not args.wall:
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # Before JAX loads.
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
   from common import streams
@@ -196,18 +241,30 @@ def main():
 
   host_memory.keep()
   say = lambda text: print(f"[gain_in_seconds] {text}", flush=True)
+  way = {label: ways(stream) for label, stream in STREAMS.items()}
+  steps = dict.fromkeys(RULES, 8) if args.quick else way["54m"]
   found = {}
   with tempfile.TemporaryDirectory() as folder:
     cache = args.cache or os.path.join(folder, "warm_starts")
     config_of = lambda stream: streams.config_of(stream, cache, args.quick)
-    place = os.path.join(folder, "demo")
-    steps = 8 if args.quick else 60
-    found["demo"] = taken(config_of("sparse_signal"), place, steps)
+    demo = lambda *clock: taken(
+      config_of("sparse_signal"), os.path.join(folder, "demo"), steps, *clock
+    )
+    if args.wall:
+      pathlib.Path(args.wall).write_text(json.dumps(demo(time.perf_counter)))
+      return
+    found["demo"] = demo()
+    found["demo_wall"] = by_the_clock(cores, args.quick, cache, folder)
     say("the demo's model is done")
     for label, stream in list(STREAMS.items())[: 1 if args.quick else 2]:
+      points = {
+        name: tuple(int((k + 0.5) * n / POINTS) for k in range(POINTS))
+        for name, n in way[label].items()
+      }
       found[label] = taken_large(
         config_of(stream), os.path.join(folder, label),
-        SMALL if args.quick else LARGE, (1, 3) if args.quick else AT,
+        SMALL if args.quick else LARGE,
+        dict.fromkeys(RULES, (1, 3)) if args.quick else points,
         lambda text, label=label: say(f"{label}: {text}"),
       )  # fmt: skip
   figures = {}
@@ -217,9 +274,10 @@ def main():
       for measure, what, unit in (
         ("rollouts", 0, 3), ("tokens", 0, 2), ("tokens_generation", 1, 2)
       ):  # fmt: skip
-        figures[f"{label}_{measure}{ending}"] = ratio(
-          rows, rule, what, unit, summed=label != "demo"
-        )
+        if label != "demo_wall" or measure == "rollouts":
+          figures[f"{label}_{measure}{ending}"] = ratio(
+            rows, rule, what, unit, summed=label in STREAMS
+          )
   for label, by_rule in found.items():
     for name, rows in by_rule.items():
       spent, _, tokens, _, active = np.mean(rows, axis=0)

@@ -1,8 +1,8 @@
 """Rules in their lean form: the same allocation for fewer seconds.
 
-What benchmarks/gain_in_seconds.py times and benchmarks/claims.py learns with: as
-few rollouts in the update as leave its variance at most one and a half times what
-it was.
+What benchmarks/gain_in_seconds.py times and benchmarks/claims.py learns with:
+as few rollouts in the update as leave its variance at most one and a half times
+what it was.
 """
 
 UPDATE_NOISE = 0.5
