@@ -40,6 +40,9 @@ import sys
 import tempfile
 import time
 
+# Before NumPy: its BLAS is to have one thread, as in a run.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from common import lean, widened
 
 # Name -> (rule, prompts per step, settings beside, name in docs/claims.json).
