@@ -339,10 +339,12 @@ def test_the_clip_binds_in_the_second_update():
   updater = update.Updater(GRAPH, objective, adam)
   results = {}
   for updates in (1, 2):
-    state, results[updates] = update.run_updates(
+    state, metrics = update.run_updates(
       updater, updater.init(fresh()), batch,
       config_of(updates_per_step=updates), 0, None,
     )  # fmt: skip
+    assert len(metrics) == updates
+    results[updates] = update.averaged(metrics)
     results[updates]["params"] = flat(state.params)
   one, two = results[1], results[2]
   assert one["clip_share"] == 0 and one["ratio_max_deviation"] < 1e-4
@@ -382,6 +384,7 @@ def test_minibatches_are_optimiser_steps_with_old_log_probs_of_the_first():
   state, metrics = update.run_updates(
     updater, updater.init(fresh()), batch, config_of(minibatches=2), 0, None
   )
+  metrics = update.averaged(metrics)
   assert metrics["ratio_max_deviation"] > 0.1
   (count,) = [a for a in jax.tree.leaves(state.opt_state) if a.ndim == 0]
   assert int(count) == 2
@@ -408,7 +411,7 @@ def test_a_larger_kl_coefficient_lowers_the_measured_kl():
       state, metrics = update.run_updates(
         updater, state, batch, config_of(0.02), i, reference
       )
-      kls.append(metrics["kl"])
+      kls.append(update.averaged(metrics)["kl"])
     assert kls[0] == pytest.approx(0, abs=1e-6) and min(kls) >= 0
     measured.append(kls[-1])
     # The measured KL is k3 against the reference, token by token.
@@ -420,7 +423,8 @@ def test_a_larger_kl_coefficient_lowers_the_measured_kl():
     )
     delta = (ref - scored)[packed.segment > 0].astype(np.float64)
     k3 = np.exp(delta) - delta - 1
-    assert metrics["kl"] == pytest.approx(k3.mean(), rel=1e-3)
+    kl = update.averaged(metrics)["kl"]
+    assert kl == pytest.approx(k3.mean(), rel=1e-3)
   assert measured[1] < 0.5 * measured[0]
 
 
