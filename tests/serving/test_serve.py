@@ -179,8 +179,12 @@ def test_requests_that_are_no_requests_leave_it_alive(run, root):
         except grpc.RpcError as error:
           codes.append(error.code())
 
-      with futures.ThreadPoolExecutor(40) as pool:
-        found = [r for r in pool.map(flood, range(40)) if r is not None]
+      # Clients that share two cores may come one by one: then again.
+      for _ in range(20):
+        with futures.ThreadPoolExecutor(40) as pool:
+          found = [r for r in pool.map(flood, range(40)) if r is not None]
+        if codes:
+          break
       whole = run.answers([ids], [32])[0]
       assert found and all(answer == whole for answer in found)
       assert codes and set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
