@@ -78,6 +78,34 @@ class TestEvery:
         later |= bool(opened[-1] > opened[0])
     assert allocation.REGISTRY[name].opens_later == later
 
+  def test_looking_ahead_changes_no_decision(self, name):
+    def new_kind(uids):  # Later prompts show what none did before.
+      seen = look(uids)
+      twice = np.where(uids < 1000, seen[:, 0], -seen[:, 0])
+      return np.column_stack([seen, twice])
+
+    seen, known = set(), set()
+    for ahead, restarts in ((False, False), (True, False), (True, True)):
+      allocator, stream = helpers.make(name), helpers.Stream(None, new_kind)
+      decisions = []
+      for step in range(5):
+        groups = allocator.begin(stream, step)
+        helpers.play(allocator, groups, helpers.bernoulli(population))
+        allocator.end(groups)
+        stream.advance(groups.taken)
+        if ahead:
+          allocator.look_ahead(stream)
+        if restarts:
+          state = json.dumps(allocator.state_dict())
+          allocator = helpers.make(name)
+          allocator.load_state_dict(json.loads(state))
+        decisions.append(groups.counts.tolist())
+        if name == "eb_predicted":
+          known.add(len(allocator.predictor.mean))
+      seen.add(json.dumps(decisions))
+    assert len(seen) == 1
+    assert known == ({5, 6} if name == "eb_predicted" else set())
+
   def test_order_of_arrival_does_not_matter(self, name):
     seen = set()
     for seed in range(3):
