@@ -26,7 +26,7 @@ all cores, where the host's work goes on beside the device's. The large model is
 the small one laid into large matrices (common/widened.py), so that it says what
 a policy in training says: at POINTS steps of the small run's way, the midpoints
 of equal parts, policy, history and place in the stream are handed to it, and
-that step is done by both. Sums of these steps. About 20 minutes; --quick takes
+that step is done by both. Sums of these steps. About 12 minutes; --quick takes
 a small model in place of the large one.
 """
 
