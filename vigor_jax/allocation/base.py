@@ -160,8 +160,9 @@ class Allocator:
   def look_ahead(self, stream) -> None:
     """Does what the next `begin` can have done for it in advance.
 
-    Called after `end`, while the device updates the policy. It consumes
-    nothing and changes nothing that `state_dict` holds.
+    Called after `end`, while the device updates the policy; a checkpoint may
+    be written between it and `begin`. It consumes nothing, and of what
+    `state_dict` holds it changes only what `begin` would change alike.
     """
     stream.peek(self.max_prompts)
 

@@ -132,7 +132,7 @@ class EbPredicted(eb_effective.EbEffective):
     return groups
 
   def look_ahead(self, stream) -> None:
-    if self.predictor.mean.size:  # The first look sets what is saved.
+    if self.predictor.mean.size:  # Prompts have looks to go by.
       self.designs(stream, stream.peek(self.window))
 
   def designs(self, stream, prompts) -> np.ndarray | None:
