@@ -189,6 +189,11 @@ class Collector:
 
   def _rounds(self, params, groups, buffer, timer) -> None:
     rounds = self._parts.allocator.rounds(groups)
+
+    def meanwhile():
+      with timer("allocate"):
+        self._parts.allocator.meanwhile(groups)
+
     while True:
       with timer("allocate"):
         request = next(rounds, None)
@@ -196,7 +201,7 @@ class Collector:
         return
       self._enqueue(params, groups, request, timer)
       pending = []
-      decoding = self._parts.sampler.decode(params)
+      decoding = self._parts.sampler.decode(params, meanwhile=meanwhile)
       while True:
         with timer("decode"):
           rows = next(decoding, None)

@@ -5,7 +5,8 @@ in NumPy, sees rewards only, and never a token. `train.py` drives it so:
 
   groups = allocator.begin(stream, step)
   for request in allocator.rounds(groups):
-    ...draw request.counts[g] rollouts of every group g, groups.add(...) them
+    ...draw request.counts[g] rollouts of every group g; while the device does,
+    allocator.meanwhile(groups); groups.add(...) them
   keep = allocator.select(groups)
   allocator.end(groups)
 
@@ -131,6 +132,13 @@ class Allocator:
       now: either the budget is granted, or verdicts in flight must come first.
     """
     raise NotImplementedError(f"{self.name} does not stream")
+
+  def meanwhile(self, groups: Groups) -> None:
+    """Does what the next decision can have done for it before the verdicts.
+
+    Called after each request, while the device decodes. Whether it is called
+    changes no decision.
+    """
 
   def select(self, groups: Groups) -> np.ndarray:
     """bool [max_prompts]: groups that are trained on."""

@@ -38,9 +38,10 @@ SHUFFLING = 1  # purpose of the addressed numbers
 # Of the price, below which a prompt is passed over: values are estimates.
 MARGIN = 0.5
 # EM for the priors by forecast takes longer than for the common one: rare
-# successes are told from none by many iterations only.
+# successes are told from none by many iterations only. These are for the end of
+# a step.
 PATIENCE = 4
-NEWTON = 2  # iterations of the predictor per round
+NEWTON = 1  # iterations of the predictor per round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +79,14 @@ class Look:
     design: float64 [max_prompts, r + 1], see Predictor.design.
     forecast: float64 [max_prompts], logits, made from the verdicts so far but
       for the prompt's own.
+    ahead: for the next fit of the predictor, once the round is under way.
     fit: the predictor after the last round.
     value: (A, D) of the last round.
   """
 
   design: np.ndarray
   forecast: np.ndarray
+  ahead: predictor.Ahead | None = None
   fit: predictor.Fit | None = None
   value: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -106,12 +109,31 @@ class EbPredicted(eb_effective.EbEffective):
     self.price = 0.0  # value of the best rollout that the last step left out
     self.seen = -1  # last position of the stream that was looked at
     self._designs = None  # stream, positions and designs of the last peek
+    self._planned = None  # what `plan` found for the next step
 
   def begin(self, stream, step: int) -> base.Groups:
     prompts = stream.peek(self.window)
+    plan = self._planned
+    if plan is None or plan[0] is not prompts:
+      plan = self.plan(stream, prompts, step)
+    if plan is None:
+      return super().begin(stream, step)
+    _, rows, skipped, look = plan
+    positions = prompts.positions[rows]
+    self._planned = None
+    self.seen = max(self.seen, int(positions.max()))
+    groups = base.Groups(
+      step, self.seed, positions, prompts.uids[rows], rows=rows,
+      skipped=skipped,
+    )  # fmt: skip
+    groups.plan = look
+    return groups
+
+  def plan(self, stream, prompts, step: int):
+    """(prompts, rows, skipped as `choose` has them, Look); None: no looks."""
     z = self.designs(stream, prompts)
     if z is None:
-      return super().begin(stream, step)
+      return None
     if self.options.looks == features.SHUFFLED:
       keys = addressed_uniform(
         self.seed, step, 0, prompts.positions, SHUFFLING
@@ -119,21 +141,21 @@ class EbPredicted(eb_effective.EbEffective):
       z = z[np.argsort(keys)]
     forecast = self.predictor.forecast(z)
     rows, skipped = self.choose(prompts, forecast)
-    self.seen = max(self.seen, int(prompts.positions[rows].max()))
-    groups = base.Groups(
-      step,
-      self.seed,
-      prompts.positions[rows],
-      prompts.uids[rows],
-      rows=rows,
-      skipped=skipped,
-    )
-    groups.plan = Look(z[rows], forecast[rows])
-    return groups
+    return prompts, rows, skipped, Look(z[rows], forecast[rows])
 
   def look_ahead(self, stream) -> None:
-    if self.predictor.mean.size:  # Prompts have looks to go by.
-      self.designs(stream, stream.peek(self.window))
+    if not self.predictor.mean.size:  # Prompts have no looks to go by.
+      return
+    prompts = stream.peek(self.window)
+    if self.options.looks == features.SHUFFLED:  # by the step's number
+      self.designs(stream, prompts)
+    else:
+      self._planned = self.plan(stream, prompts, 0)
+
+  def meanwhile(self, groups: base.Groups) -> None:
+    look = groups.plan
+    if look is not None and self.options.refits:
+      look.ahead = self.ahead(look, groups.counts)
 
   def designs(self, stream, prompts) -> np.ndarray | None:
     """Designs of what was peeked: float64 [k, r + 1]; None if all look alike.
@@ -212,9 +234,8 @@ class EbPredicted(eb_effective.EbEffective):
     opened, look = groups.opened, groups.plan
     n, k = groups.n[opened], groups.reward_sum[opened]
     if len(groups.round_counts) <= self.options.refits:
-      self.fit(n, k)
       self.forecast(look, groups, NEWTON)
-      self.fit_conditional(self.tally(n, k, look.forecast[opened]))
+      self.fit_conditional(self.tally(n, k, look.forecast[opened]), 1)
     mine, others = look.forecast[opened], look.forecast[~opened]
     look.value = self.values(
       n, k, opened, self.conditional.prior(mine),
@@ -223,14 +244,14 @@ class EbPredicted(eb_effective.EbEffective):
     )  # fmt: skip
     return look.value
 
-  def fit_conditional(self, rows) -> None:
+  def fit_conditional(self, rows, patience: int) -> None:
     """EM for the priors by forecast; rows: a step's tally."""
     phi, noise = self.phi, self.noise
     self.conditional.fit(
       rows,
       lambda n, k: wrong_verdicts.likelihood(n / phi, k / phi, noise),
       self.weights,
-      PATIENCE * self.options.em_iterations,
+      patience * self.options.em_iterations,
       key=(phi, noise),
     )
 
@@ -263,12 +284,17 @@ class EbPredicted(eb_effective.EbEffective):
     new = difficulty.Spread.of(others, sums, self.phi)
     return phi / self.phi, new / self.phi
 
+  def ahead(self, look, n) -> predictor.Ahead:
+    """What the next fit needs but the verdicts; n: [max_prompts], of them."""
+    start = look.fit.mean if look.fit else None
+    return self.predictor.ahead(look.design, n, start)
+
   def forecast(self, look, groups, newton) -> None:
     """Forecasts anew, from the verdicts on other prompts."""
-    start = look.fit.mean if look.fit else None
-    look.fit = self.predictor.fit(
-      look.design, groups.n, groups.reward_sum, start, newton
-    )
+    ahead, look.ahead = look.ahead, None
+    if ahead is None or not np.array_equal(ahead.n, groups.n):
+      ahead = self.ahead(look, groups.n)
+    look.fit = self.predictor.fit(ahead, groups.reward_sum, newton)
     look.forecast = look.fit.without
 
   def tally(self, n, k, forecast) -> np.ndarray:
@@ -285,19 +311,20 @@ class EbPredicted(eb_effective.EbEffective):
     # A prompt at its cap has no next rollout.
     rest = (value - groups.counts * slope)[groups.counts < self.options.cap]
     self.price = float(rest.max(initial=0.0))
-    if self.options.refits:
-      self.forecast(look, groups, predictor.NEWTON)
-      self.predictor.commit(look.fit)
-    else:  # The forecasts were made without any of these verdicts.
-      self.predictor.step(look.design[done], n, k)
+    # Without refits the forecasts were made before any of these verdicts, and
+    # one iteration begins where the last step's ended.
+    forecast = look.forecast
+    self.forecast(look, groups, predictor.NEWTON if self.options.refits else 1)
+    if not self.options.refits:
+      look.forecast = forecast
+    self.predictor.commit(look.fit)
     self.graded.sums = self.graded.after(look.forecast[done], own)
     self.conditional.remember(self.tally(n, k, look.forecast[done]))
     # At once: as long as it believes wrong verdicts it seeks out hopeless
     # prompts, whose successes are all false, and the policy unlearns.
     self.estimate(groups.step, wait=1)
-    if not self.options.refits:
-      self.fit(n[:0], k[:0])
-      self.fit_conditional(np.zeros((0, 4)))
+    self.fit(n[:0], k[:0])
+    self.fit_conditional(np.zeros((0, 4)), PATIENCE)
 
   def tallies(self) -> np.ndarray:
     """By the forecast's level, by which prompts were chosen and spent on."""
@@ -317,7 +344,7 @@ class EbPredicted(eb_effective.EbEffective):
 
   def restore(self, state: dict) -> None:
     super().restore(state)
-    self._designs = None
+    self._designs = self._planned = None
     self.rho = float(state["rho"])
     self.price = float(state["price"])
     self.seen = int(state["seen"])

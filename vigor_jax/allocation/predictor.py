@@ -20,9 +20,9 @@ LEVEL = 3.0  # and of the common level
 FORGET = 0.9  # what is left of the weights' precision after a step
 ALIKE = 0.3  # correlation of a prompt's verdicts beyond its features
 NEWTON = 12
-# What an iteration gains in log posterior below which it is the last one, and
-# the precision before it stands for the one after it: the next iteration would
-# gain about the square of that.
+# What an iteration gains in log posterior below which it is the last one: the
+# next would gain about the square of that. The precision before the last
+# iteration stands for the one after it.
 LAST = 1e-4
 TINY = 1e-9
 SURE = 0.5  # change of logits up to which an iteration needs no check
@@ -117,40 +117,56 @@ class Predictor:
       self._root = _inverse_root(_factor(self.precision))
     return Fit(self.mean, self._root).forecast(z)
 
-  def fit(self, z, n, k, start=None, newton: int = NEWTON) -> Fit:
-    """The weights after n verdicts, k of them right, of designs z.
+  def ahead(self, z, n, start=None) -> Ahead:
+    """What a fit needs that does not depend on what the verdicts say.
+
+    The precision after a step's verdicts follows from their number: it can be
+    had while they are being made.
 
     Args:
-      z: float64 [m, r + 1].
-      n, k: float64 [m]; n may be 0.
-      start: weights to begin at.
-      newton: most iterations.
+      z: float64 [m, r + 1], designs.
+      n: [m], verdicts there will be; may be 0.
+      start: weights to begin at; default: those before the step.
     """
     # Verdicts of one prompt share what its features do not tell.
-    worth = 1 / (1 + (n - 1) * ALIKE)
-    every, n, k = z, n * worth, k * worth
-    seen = n.nonzero()[0]
-    if len(seen) < len(n):
-      z, all_n, all_k = z.take(seen, 0), n, k
-      n, k = n.take(seen), k.take(seen)
-    else:
-      all_n, all_k = n, k
+    worth = n / (1 + (n - 1) * ALIKE)
+    seen = worth.nonzero()[0]
+    own = z if len(seen) == len(n) else z.take(seen, 0)
+    w = self.mean if start is None else start
+    t = z.dot(w)
+    p = _logistic(t)
+    fit = self._at(w, own, worth[seen], p[seen])
+    return Ahead(z, n, worth, seen, own, t, p, _variance(z, fit.root), fit)
+
+  def fit(self, ahead: Ahead, k, newton: int = NEWTON) -> Fit:
+    """The weights after the verdicts that `ahead` tells the number of.
+
+    Args:
+      ahead: of the designs and the numbers of verdicts.
+      k: float64 [m], how many of them were right.
+      newton: most iterations.
+    """
+    worth = np.ones(len(k))
+    np.divide(ahead.worth, ahead.n, out=worth, where=ahead.n > 0)
+    every_k = k * worth
+    seen, z = ahead.seen, ahead.own
+    n, k = ahead.worth[seen], every_k[seen]
     before, across = self._before(), z.T
 
     def loss(t, move, pull):
       """Minus the log posterior, from the logits and the prior's slope."""
       return n.dot(np.logaddexp(0, t)) - k.dot(t) + move.dot(pull) / 2
 
-    w = self.mean if start is None else start
-    t, move = z.dot(w), w - self.mean
+    fit, p, t = ahead.fit, ahead.p[seen], ahead.t[seen]
+    w = fit.mean
+    move = w - self.mean
     pull = before.dot(move)
-    for _ in range(newton):
-      p = _logistic(t)
-      expected = n * p
-      precision = before + _square(z, expected * (1 - p))
-      factor = _factor(precision)
-      slope = across.dot(k - expected) - pull
-      step = lapack.dpotrs(factor, slope, lower=1)[0]
+    for iteration in range(newton):
+      if iteration:
+        p = _logistic(t)
+        fit = self._at(w, z, n, p)
+      slope = across.dot(k - n * p) - pull
+      step = fit.root.T.dot(fit.root.dot(slope))
       gain = slope.dot(step) / 2  # of the log posterior, nearly
       turn, push = z.dot(step), before.dot(step)
       # Newton's step may be too long far from the solution.
@@ -166,45 +182,20 @@ class Predictor:
       t, pull = t + turn, pull + push
       if gain < LAST:
         break
-    else:
-      p = _logistic(t)
-      precision = before + _square(z, n * p * (1 - p))
-      factor = _factor(precision)
-    fit = Fit(w, _inverse_root(factor), precision)
     # Leaving one prompt out, by one step of Newton from the common solution.
-    if every is not z:
-      t = every.dot(w)
+    share = ahead.share if fit is ahead.fit else _variance(ahead.z, fit.root)
+    fit = Fit(w, fit.root, fit.precision)
+    t = ahead.z.dot(w)
     p = _logistic(t)
-    share = _variance(every, fit.root)
-    expected = all_n * p
+    expected = ahead.worth * p
     rest = share / np.maximum(1 - expected * (1 - p) * share, TINY)
-    fit.without = _moderate(t - rest * (all_k - expected), rest)
+    fit.without = _moderate(t - rest * (every_k - expected), rest)
     return fit
 
-  def step(self, z, n, k) -> None:
-    """Ends a step with one iteration, where `fit` and `commit` take several.
-
-    It begins where the last step ended, and the next one goes on with what it
-    leaves. Arguments as in `fit`.
-    """
-    worth = 1 / (1 + (n - 1) * ALIKE)
-    n, k = n * worth, k * worth
-    before = self._before()
-    t = z @ self.mean
-    p = _logistic(t)
-    precision = before + _square(z, n * p * (1 - p))
-    factor = _factor(precision)
-    move = lapack.dpotrs(factor, (k - n * p) @ z, lower=1)[0]
-    turn, pull = z @ move, move @ before @ move / 2
-
-    def loss(s):
-      logits = t + s * turn
-      return n @ np.logaddexp(0, logits) - k @ logits + s * s * pull
-
-    size, value = 1.0, loss(0.0)
-    while loss(size) > value and size > TINY:  # as in `fit`
-      size /= 2
-    self.commit(Fit(self.mean + size * move, _inverse_root(factor), precision))
+  def _at(self, w, z, n, p) -> Fit:
+    """The posterior's curvature at weights w, where successes have chance p."""
+    precision = self._before() + _square(z, n * p * (1 - p))
+    return Fit(w, _inverse_root(_factor(precision)), precision)
 
   def _before(self) -> np.ndarray:
     """Precision of the weights before a step's verdicts: some is forgotten."""
@@ -262,6 +253,30 @@ class Fit:
   def forecast(self, z: np.ndarray) -> np.ndarray:
     """Logit of the predictive success probability: float64 [k]."""
     return _moderate(z @ self.mean, _variance(z, self.root))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ahead:
+  """What is known of a fit before the verdicts are: see Predictor.ahead.
+
+  Attributes:
+    z, n: float64 [m, r + 1] and [m], as they were given.
+    worth: float64 [m], what the verdicts count for.
+    seen: int64 [s], prompts that will have verdicts; own: their designs.
+    t, p: float64 [m], logits and chances at the weights it begins with.
+    share: float64 [m], variance of the logits.
+    fit: curvature at these weights.
+  """
+
+  z: np.ndarray
+  n: np.ndarray
+  worth: np.ndarray
+  seen: np.ndarray
+  own: np.ndarray
+  t: np.ndarray
+  p: np.ndarray
+  share: np.ndarray
+  fit: Fit
 
 
 def _with_level(matrix) -> np.ndarray:

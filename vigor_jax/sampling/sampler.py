@@ -286,8 +286,8 @@ class Sampler:
         row[:] = np.asarray(value).astype(dtype).view(np.int32)
     self._queue, self._tail = queue, end
 
-  def decode(self, params, ask: Callable[[int, int | None], bool] | None = None
-             ) -> Iterator[Rows]:
+  def decode(self, params, ask: Callable[[int, int | None], bool] | None = None,
+             meanwhile: Callable[[], None] | None = None) -> Iterator[Rows]:
     """Decodes until every requested rollout has ended.
 
     With `ask` or a limit of chunks, one dispatch is in flight while the host
@@ -304,6 +304,7 @@ class Sampler:
         (`settings.ahead`) busy; `chunk` the last one whose rows were handed
         out, None when nothing is left to decode. It returns whether it may
         ask for more later.
+      meanwhile: called once, when the device has begun.
 
     Yields:
       Rows that ended since the last host read (never empty).
@@ -330,6 +331,9 @@ class Sampler:
         beyond = max(0, -free() - beyond)
         ended = s.ended_per_dispatch + beyond if more else most
         in_flight = self._dispatch(leaves, limit, ended, more)
+        if meanwhile is not None:
+          meanwhile()
+          meanwhile = None
       if ask is None and limit == most:
         # One dispatch draws all: a second would find nothing to do.
         report, in_flight = in_flight, None
