@@ -61,10 +61,12 @@ def bernoulli(p):
   return reward
 
 
-def play(allocator, groups, reward, shuffle=None, pieces=1):
+def play(allocator, groups, reward, shuffle=None, pieces=1, meanwhile=False):
   """Runs every round; returns (group, sample, reward) of all rollouts."""
   log = []
   for request in allocator.rounds(groups):
+    if meanwhile:
+      allocator.meanwhile(groups)
     group = np.repeat(np.arange(len(groups)), request.counts)
     before = groups.counts - request.counts
     first = np.cumsum(request.counts) - request.counts

@@ -78,7 +78,7 @@ class TestEvery:
         later |= bool(opened[-1] > opened[0])
     assert allocation.REGISTRY[name].opens_later == later
 
-  def test_looking_ahead_changes_no_decision(self, name):
+  def test_working_ahead_changes_no_decision(self, name):
     def new_kind(uids):  # Later prompts show what none did before.
       seen = look(uids)
       twice = np.where(uids < 1000, seen[:, 0], -seen[:, 0])
@@ -90,7 +90,9 @@ class TestEvery:
       decisions = []
       for step in range(5):
         groups = allocator.begin(stream, step)
-        helpers.play(allocator, groups, helpers.bernoulli(population))
+        helpers.play(
+          allocator, groups, helpers.bernoulli(population), meanwhile=ahead
+        )
         allocator.end(groups)
         stream.advance(groups.taken)
         if ahead:

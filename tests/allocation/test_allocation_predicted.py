@@ -67,6 +67,10 @@ def binary(n, k):
   return like / like.max(1, keepdims=True)
 
 
+def prior(conditional, *forecasts):
+  return conditional.prior(difficulty.Place(np.array(forecasts)))
+
+
 class TestConditional:
   def test_knots_learn_what_became_of_forecasts(self):
     rng = np.random.default_rng(0)
@@ -78,27 +82,26 @@ class TestConditional:
     conditional = difficulty.Conditional(len(GRID), 10)
     rows = difficulty.tally(n, k, forecast, 1 / 16)
     assert rows[:, 3].sum() == 2000
-    conditional.fit(rows, binary, np.full(len(GRID), 1 / len(GRID)), 50)
-    low, middle, up = conditional.prior(np.array([-1.0, 0.0, 1.0])) @ GRID
+    conditional.remember(rows)
+    conditional.fit(binary, np.full(len(GRID), 1 / len(GRID)), 50)
+    low, middle, up = prior(conditional, -1.0, 0.0, 1.0) @ GRID
     assert low == pytest.approx(0.97, abs=0.02)
     assert up == pytest.approx(0.3, abs=0.03)
     assert low > middle > up
     np.testing.assert_allclose(
-      conditional.prior(np.array([-0.5]))[0],
-      conditional.prior(np.array([-1.0, 0.0])).mean(0),
+      prior(conditional, -0.5)[0], prior(conditional, -1.0, 0.0).mean(0)
     )
 
   def test_where_nothing_was_forecast_the_nearest_knots_count(self):
     conditional = difficulty.Conditional(len(GRID), 10)
     common = np.full(len(GRID), 1 / len(GRID))
-    conditional.fit(np.zeros((0, 4)), binary, common, 3)
+    conditional.fit(binary, common, 3)
     np.testing.assert_allclose(conditional.tables, common[None].repeat(11, 0))
     n, forecast = np.full(30, 8.0), np.repeat([-2.0, 2.0], 15)
     k = np.where(forecast < 0, 0.0, 7.0)
-    conditional.fit(
-      difficulty.tally(n, k, forecast, 1 / 16), binary, common, 30
-    )
-    low, high = conditional.prior(np.array([-4.0, 4.0])) @ GRID
+    conditional.remember(difficulty.tally(n, k, forecast, 1 / 16))
+    conditional.fit(binary, common, 30)
+    low, high = prior(conditional, -4.0, 4.0) @ GRID
     assert low < 0.25 and high > 0.75
 
   def test_a_forecast_that_tells_nothing_leaves_the_common_prior(self):
@@ -112,10 +115,51 @@ class TestConditional:
       post = like * common
       common = (post / post.sum(1, keepdims=True)).mean(0)
     conditional = difficulty.Conditional(len(GRID), 10)
-    rows = difficulty.tally(n, k, forecast, 1 / 16)
-    conditional.fit(rows, binary, common, 50)
+    conditional.remember(difficulty.tally(n, k, forecast, 1 / 16))
+    conditional.fit(binary, common, 50)
     means = conditional.tables @ GRID
     np.testing.assert_allclose(means, common @ GRID, atol=0.03)
+
+  def test_a_step_so_far_counts_as_its_end_would(self):
+    """Newcomers added to what is known, against EM on all of them."""
+    rng = np.random.default_rng(2)
+    common = np.full(len(GRID), 1 / len(GRID))
+
+    def step(prompts):
+      high = rng.random(prompts) < 0.5
+      n = rng.integers(2, 9, prompts) * 1.0
+      k = rng.binomial(n.astype(int), np.where(high, 0.96, 0.1)) * 1.0
+      return n, k, np.where(high, 1.2, -1.4) + rng.normal(0, 0.3, prompts)
+
+    known, whole = (difficulty.Conditional(len(GRID), 10) for _ in range(2))
+    for _ in range(4):
+      rows = difficulty.tally(*step(80), 1 / 16)
+      for conditional in (known, whole):
+        conditional.remember(rows)
+        conditional.fit(binary, common, 100)
+    before = known.tables @ GRID
+    n, k, forecast = step(120)
+    k[forecast < 0] = 0.0  # They have become harder.
+    known.update(difficulty.Place(forecast), binary(n, k), common)
+    whole.remember(difficulty.tally(n, k, forecast, 1 / 16))
+    whole.fit(binary, common, 100)
+    after, goal = known.tables @ GRID, whole.tables @ GRID
+    assert np.abs(goal - before).max() > 0.02
+    assert np.abs(goal - after).max() < 0.25 * np.abs(goal - before).max()
+    np.testing.assert_allclose(known.tables.sum(1), 1)
+
+
+class TestPlace:
+  def test_interpolates_and_finds_the_nearest(self):
+    forecast = np.array([-9.0, -5.0, -4.9, -0.3, 0.0, 0.7, 4.6, 5.0, 30.0])
+    place = difficulty.Place(forecast)
+    rows = np.random.default_rng(0).random((len(difficulty.KNOTS), 3))
+    expected = [np.interp(forecast, difficulty.KNOTS, c) for c in rows.T]
+    np.testing.assert_allclose(place.between(rows), np.transpose(expected))
+    knots = difficulty.KNOTS[place.nearest]
+    assert knots.tolist() == [-5, -5, -5, 0, 0, 1, 5, 5, 5]
+    part = place.take(forecast > 0)
+    np.testing.assert_array_equal(part.between(rows), place.between(rows)[5:])
 
 
 class TestSpread:
@@ -192,8 +236,7 @@ class TestRule:
       shares.append(counts / (256 * len(groups)))
     assert shares[0] < 0.45 and shares[1] > 0.7
 
-  def test_the_thrifty_form_finds_them_too(self, monkeypatch):
-    monkeypatch.delattr(predictor.Predictor, "fit")  # It does without.
+  def test_the_thrifty_form_finds_them_too(self):
     rule = helpers.make("eb_predicted", THRIFTY)
     groups = run(rule, helpers.Stream(look=look), 0, 16)
     counts = sum(g.counts[g.uids % 8 == 0].sum() for g in groups[6:])

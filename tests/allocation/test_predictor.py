@@ -23,40 +23,49 @@ def learned(seed=0, prompts=60, width=5):
   return predictor, predictor.design(x), n, rng.binomial(n.astype(int), p) * 1.0
 
 
+def fit(predictor, z, n, k, newton=predicting.NEWTON):
+  return predictor.fit(predictor.ahead(z, n), k, newton)
+
+
+def step(predictor, z, n, k):
+  """A step that ends with one iteration."""
+  predictor.commit(fit(predictor, z, n, k, 1))
+
+
 class TestPredictor:
   def test_fit_is_the_mode_of_the_posterior(self):
     predictor, z, n, k = learned()
-    fit = predictor.fit(z, n, k)
+    found = fit(predictor, z, n, k)
     worth = 1 / (1 + (n - 1) * predicting.ALIKE)
-    slope = z.T @ (worth * (k - n * logistic(z @ fit.mean)))
-    slope -= predictor.precision @ fit.mean  # nothing is forgotten of a prior
+    slope = z.T @ (worth * (k - n * logistic(z @ found.mean)))
+    slope -= predictor.precision @ found.mean  # nothing is forgotten of a prior
     assert np.abs(slope).max() < 1e-6
 
   def test_finds_what_tells(self):
     predictor, z, n, k = learned(prompts=400)
-    fit = predictor.fit(z, n, k)
-    assert fit.mean[0] == pytest.approx(2, abs=0.4)
-    assert np.abs(fit.mean[1:4]).max() < 0.4 and len(fit.mean) == 4 + 1
-    logit = fit.forecast(z)
+    found = fit(predictor, z, n, k)
+    assert found.mean[0] == pytest.approx(2, abs=0.4)
+    assert np.abs(found.mean[1:4]).max() < 0.4 and len(found.mean) == 4 + 1
+    logit = found.forecast(z)
     assert np.corrcoef(logit, z[:, 0])[0, 1] > 0.98
 
   @pytest.mark.parametrize("seed", range(3))
   def test_left_out_forecasts_do_not_know_their_own_verdicts(self, seed):
     predictor, z, n, k = learned(seed)
-    fit = predictor.fit(z, n, k)
+    found = fit(predictor, z, n, k)
     for i in (0, 7, 31):
       rest = np.arange(len(n)) != i
-      alone = predictor.fit(z[rest], n[rest], k[rest]).forecast(z[i : i + 1])
-      assert fit.without[i] == pytest.approx(alone[0], abs=0.12)
+      alone = fit(predictor, z[rest], n[rest], k[rest]).forecast(z[i : i + 1])
+      assert found.without[i] == pytest.approx(alone[0], abs=0.12)
 
   def test_prompts_without_verdicts_are_forecast_only(self):
     predictor, z, n, k = learned()
     n[40:], k[40:] = 0, 0
-    fit = predictor.fit(z, n, k)
-    alone = predictor.fit(z[:40], n[:40], k[:40])
-    np.testing.assert_allclose(fit.mean, alone.mean)
-    np.testing.assert_allclose(fit.without[:40], alone.without)
-    np.testing.assert_allclose(fit.without[40:], alone.forecast(z[40:]))
+    found = fit(predictor, z, n, k)
+    alone = fit(predictor, z[:40], n[:40], k[:40])
+    np.testing.assert_allclose(found.mean, alone.mean)
+    np.testing.assert_allclose(found.without[:40], alone.without)
+    np.testing.assert_allclose(found.without[40:], alone.forecast(z[40:]))
 
   def test_knows_little_at_first(self):
     predictor, z, *_ = learned()
@@ -68,8 +77,8 @@ class TestPredictor:
     predictor, z, n, k = learned()
     other = learned()[0]
     for _ in range(40):
-      predictor.commit(predictor.fit(z, n, k))
-      other.step(z, n, k)
+      predictor.commit(fit(predictor, z, n, k))
+      step(other, z, n, k)
     np.testing.assert_allclose(
       other.forecast(z), predictor.forecast(z), rtol=0.02, atol=0.02
     )
@@ -77,18 +86,18 @@ class TestPredictor:
   def test_an_iteration_does_not_overshoot(self):
     predictor, z, n, _ = learned()
     for _ in range(20):
-      predictor.step(z, n, n)  # All right: logits are far out.
+      step(predictor, z, n, n)  # All right: logits are far out.
     for _ in range(4):
-      predictor.step(z, n, 0 * n)  # And now none.
+      step(predictor, z, n, 0 * n)  # And now none.
     found = predictor.forecast(z)
     assert -9 < found.min() and found.max() < 0
 
   def test_forgets(self):
     predictor, z, n, k = learned()
-    predictor.commit(predictor.fit(z, n, k))
+    predictor.commit(fit(predictor, z, n, k))
     before = np.trace(predictor.precision)
     for _ in range(80):
-      predictor.commit(predictor.fit(z[:0], n[:0], k[:0]))
+      predictor.commit(fit(predictor, z[:0], n[:0], k[:0]))
     assert np.trace(predictor.precision) < before
     fresh, *_ = learned()
     np.testing.assert_allclose(predictor.precision, fresh.precision, atol=0.02)
@@ -172,20 +181,20 @@ class TestReduced:
     mine, theirs = predicting.Predictor(), unreduced(first, monkeypatch)
     mine.look(first)
     sizes = []
-    for step, rank in enumerate((7, 7, 9, 9, 12, 7)):
-      x = dependent(80, rank, seed=step)
-      n, k = verdicts(x, step)
+    for seed, rank in enumerate((7, 7, 9, 9, 12, 7)):
+      x = dependent(80, rank, seed=seed)
+      n, k = verdicts(x, seed)
       said = []
       for predictor in (mine, theirs):
         predictor.look(x)
         z = predictor.design(x)
         said.append([predictor.forecast(z)])
         if whole:
-          fit = predictor.fit(z[:50], n[:50], k[:50])
-          said[-1] += [fit.without, fit.forecast(z[50:])]
-          predictor.commit(fit)
+          found = fit(predictor, z[:50], n[:50], k[:50])
+          said[-1] += [found.without, found.forecast(z[50:])]
+          predictor.commit(found)
         else:
-          predictor.step(z[:50], n[:50], k[:50])
+          step(predictor, z[:50], n[:50], k[:50])
         said[-1].append(predictor.forecast(z))
       for a, b in zip(*said):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
@@ -197,12 +206,12 @@ class TestReduced:
     mine, theirs = predicting.Predictor(), unreduced(dependent(4), monkeypatch)
     mine.look(dependent(4))
     assert len(mine.mean) == 3 + 1  # four prompts, less their mean
-    for step in range(3):
-      x = dependent(4, seed=step)
+    for seed in range(3):
+      x = dependent(4, seed=seed)
       for predictor in (mine, theirs):
         predictor.look(x)
         z = predictor.design(x)
-        predictor.commit(predictor.fit(z, *verdicts(x, step)))
+        predictor.commit(fit(predictor, z, *verdicts(x, seed)))
     assert len(mine.mean) == 7 + 1
     x = dependent(50)
     np.testing.assert_allclose(
@@ -219,6 +228,6 @@ class TestReduced:
       for predictor in (first, second):
         predictor.look(x)
         z = predictor.design(x)
-        predictor.commit(predictor.fit(z, *verdicts(x, step)))
+        predictor.commit(fit(predictor, z, *verdicts(x, step)))
       assert first.state_dict() == second.state_dict()
       np.testing.assert_array_equal(first.forecast(z), second.forecast(z))

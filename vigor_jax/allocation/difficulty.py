@@ -19,112 +19,117 @@ SHRINKAGE = 8.0  # prompts' worth of a knot's surroundings
 # What prompts at other knots count for there, by distance.
 NEARBY = 0.5 ** np.abs(KNOTS[:, None] - KNOTS) * (KNOTS[:, None] != KNOTS)
 COMMON = 0.5  # prompts' worth of the common prior among them
+UPDATES = 1  # iterations of EM with the counts of a step so far
 PAIR = 0.25  # most variance of a 0/1 reward: what two of them tell of phi
 
 
 class Conditional:
   """Priors of p over a grid, given a forecast.
 
+  A step ends with EM on the recent steps (`fit`). Within a step the counts so
+  far are added to what those steps left (`update`): EM for the newcomers only
+  (Neal and Hinton 1998), at a small part of the price.
+
   Attributes:
     tables: float64 [knots, grid], a prior per knot.
+    expected: float64 [knots, grid], prompts of the recent steps at each p.
     recent: one array [rows, 4] a step, of (n, k, knot, number of prompts).
   """
 
   def __init__(self, grid: int, history: int):
     self.history = history
     self.tables = np.full((len(KNOTS), grid), 1 / grid)
+    self.expected = np.zeros((len(KNOTS), grid))
     self.recent: list[np.ndarray] = []
-    self._remembered()  # sets `pooled`, recent rows by (n, k, knot)
 
-  def prior(self, forecast: np.ndarray) -> np.ndarray:
+  def prior(self, place: Place) -> np.ndarray:
     """Priors of prompts, between the knots' ones: float64 [k, grid]."""
-    return self._between(forecast, self.tables)
+    return place.between(self.tables)
 
-  def mean(self, forecast: np.ndarray, values: np.ndarray) -> np.ndarray:
+  def mean(self, place: Place, values: np.ndarray) -> np.ndarray:
     """Means under these priors of values over the grid.
 
     Args:
-      forecast: float64 [k].
-      values: float64 [grid] or [grid, c].
+      place: of k forecasts.
+      values: float64 [grid, c].
 
     Returns:
-      float64 [k] or [k, c].
+      float64 [k, c].
     """
-    return self._between(forecast, self.tables @ values)
+    return place.between(self.tables @ values)
 
-  @staticmethod
-  def _between(forecast, at_knots):
-    """Interpolates rows [knots, ...], the outermost ones beyond: [k, ...]."""
-    if at_knots.ndim == 1:
-      return np.interp(forecast, KNOTS, at_knots)
-    place = np.clip(forecast - KNOTS[0], 0, len(KNOTS) - 1)
-    low = np.minimum(place.astype(np.int64), len(KNOTS) - 2)
-    share = (place - low)[:, None]
-    return (1 - share) * at_knots[low] + share * at_knots[low + 1]
-
-  def fit(self, rows, likelihood, common, iterations: int, key=None) -> None:
+  def fit(self, likelihood, common, iterations: int) -> None:
     """EM at every knot, from the tables as they are.
 
     Args:
-      rows: (n, k, knot, number) of the current step.
       likelihood: (n, k) -> float64 [rows, grid].
       common: float64 [grid], the prior of all prompts.
-      iterations: of EM.
-      key: of the likelihood; what it gave for the rows of the steps before is
-        kept as long as the key stays the same. None: not kept.
+      iterations: of EM, at least 1.
     """
-    past = self._known[1]
-    if key is None or key != self._known[0]:
-      past = likelihood(*self.pooled.T[:2])
-      self._known = key, past
-    like = np.concatenate([past, likelihood(rows[:, 0], rows[:, 1])])
-    rows = np.concatenate([self.pooled, rows])
+    rows = self.pooled()
     knot = rows[:, 2].astype(np.int64)
-    number = np.bincount(knot, rows[:, 3], len(KNOTS))[:, None]
-    # A table is (own + SHRINKAGE nearby) / (number + SHRINKAGE), with nearby
-    # (NEARBY own + COMMON common) / around: linear in own and common.
-    around = NEARBY @ number + COMMON
-    mix = np.empty((len(KNOTS), len(KNOTS) + 1))
-    mix[:, :-1] = SHRINKAGE * NEARBY / around + np.eye(len(KNOTS))
-    mix[:, -1:] = SHRINKAGE * COMMON / around
-    mix /= number + SHRINKAGE
+    number = np.bincount(knot, rows[:, 3], len(KNOTS))
+    mix = _mix(number)
     # Knots without prompts follow from the others, at the end.
-    seen = number.ravel().nonzero()[0]
+    seen = number.nonzero()[0]
     mix = mix[:, [*seen, -1]]
     own = np.zeros((0, len(common)))
-    if iterations and len(seen):
-      place = seen.searchsorted(knot)
-      kinds = mixtures.Mixtures(like, place, rows[:, 3], len(seen))
+    if len(seen):
+      kinds = mixtures.Mixtures(
+        likelihood(rows[:, 0], rows[:, 1]),
+        seen.searchsorted(knot),
+        rows[:, 3],
+        len(seen),
+      )
       own = kinds.expected(
         kinds.climb(self.tables[seen], iterations - 1, mix[seen], common)
       )
-    if iterations:
-      self.tables = mix @ np.concatenate([own, common[None]])
+    self.tables = mix @ np.concatenate([own, common[None]])
+    self.expected = np.zeros((len(KNOTS), len(common)))
+    self.expected[seen] = own
+
+  def update(self, place: Place, likelihood, common) -> None:
+    """Adds prompts of the current step to what recent ones left.
+
+    Args:
+      place: of m forecasts, of all prompts with verdicts in this step.
+      likelihood: float64 [m, grid], of their counts; each row up to a factor.
+      common: float64 [grid], the prior of all prompts.
+    """
+    member = (place.nearest == np.arange(len(KNOTS))[:, None]).astype(float)
+    mix = _mix(self.expected.sum(1) + member.sum(1))
+    both = np.empty((len(KNOTS) + 1, len(common)))
+    both[-1] = common
+    for _ in range(UPDATES):
+      post = self.tables[place.nearest]
+      post *= likelihood
+      post /= post.sum(1, keepdims=True)
+      np.add(self.expected, member @ post, out=both[:-1])
+      self.tables = mix @ both
 
   def remember(self, rows: np.ndarray) -> None:
     """Appends a finished step's rows."""
     self.recent.append(rows)
     del self.recent[: max(len(self.recent) - self.history, 0)]
-    self._remembered()
 
-  def _remembered(self) -> None:
-    """Pools recent rows, so that a round has few to go through."""
+  def pooled(self) -> np.ndarray:
+    """Recent rows by (n, k, knot), as `recent` has them."""
     rows = np.concatenate([np.zeros((0, 4)), *self.recent])
-    self.pooled = mixtures.distinct(rows[:, :3], rows[:, 3])
-    self._known = None, None
+    return mixtures.distinct(rows[:, :3], rows[:, 3])
 
   def state_dict(self) -> dict:
     return {
       "tables": self.tables.tolist(),
+      "expected": self.expected.tolist(),
       "recent": [rows.tolist() for rows in self.recent],
     }
 
   def load_state_dict(self, state: dict) -> None:
     self.tables = np.asarray(state["tables"], np.float64)
+    self.expected = np.asarray(state["expected"], np.float64)
     self.recent = [
       np.asarray(rows, np.float64).reshape(-1, 4) for rows in state["recent"]
     ]
-    self._remembered()
 
 
 class Spread:
@@ -162,10 +167,61 @@ class Spread:
     return np.interp(forecast, KNOTS, phi)
 
 
+def _mix(number) -> np.ndarray:
+  """What tables are of expected counts and, last, of the common prior.
+
+  A table is (own + SHRINKAGE nearby) / (number + SHRINKAGE), with nearby
+  (NEARBY own + COMMON common) / around: linear in own and common.
+
+  Args:
+    number: float64 [knots], prompts of each.
+
+  Returns:
+    float64 [knots, knots + 1].
+  """
+  number = number[:, None]
+  around = NEARBY @ number + COMMON
+  mix = np.empty((len(KNOTS), len(KNOTS) + 1))
+  mix[:, :-1] = SHRINKAGE * NEARBY / around + np.eye(len(KNOTS))
+  mix[:, -1:] = SHRINKAGE * COMMON / around
+  mix /= number + SHRINKAGE
+  return mix
+
+
+class Place:
+  """Where forecasts lie among the knots.
+
+  Attributes:
+    low: int64 [k], the knot below; share: float64 [k], how far it is beyond.
+  """
+
+  def __init__(self, forecast):
+    place = np.clip(forecast - KNOTS[0], 0, len(KNOTS) - 1)
+    self.low = np.minimum(place.astype(np.int64), len(KNOTS) - 2)
+    self.share = place - self.low
+
+  def take(self, chosen) -> Place:
+    """Those at an index or boolean array."""
+    part = Place.__new__(Place)
+    part.low, part.share = self.low[chosen], self.share[chosen]
+    return part
+
+  @property
+  def nearest(self) -> np.ndarray:
+    """The nearest knot: int64 [k]."""
+    return self.low + (self.share > 0.5)
+
+  def between(self, at_knots) -> np.ndarray:
+    """Interpolates rows [knots, c], the outermost ones beyond: [k, c]."""
+    result = (at_knots[1:] - at_knots[:-1])[self.low]
+    result *= self.share[:, None]
+    result += at_knots[self.low]
+    return result
+
+
 def knots(forecast) -> np.ndarray:
   """The nearest knot of each forecast: int64 [k]."""
-  place = np.clip(forecast - KNOTS[0], 0, len(KNOTS) - 1)
-  return np.rint(place).astype(np.int64)
+  return Place(forecast).nearest
 
 
 def turns(forecast, kind) -> np.ndarray:

@@ -135,16 +135,13 @@ class EbEffective(widening.Widening):
 
   def fit(self, n, k) -> None:
     """EM for the distribution of p on recent steps and current counts."""
-    phi, noise = self.phi, self.noise
-    if self._known is None or self._known[0] != (phi, noise):
+    key = self.phi, self.noise
+    if self._known is None or self._known[0] != key:
       rows = np.concatenate([np.zeros((0, 3)), *self.recent])
-      like = likelihood(rows[:, 0] / phi, rows[:, 1] / phi, noise)
-      self._known = (phi, noise), like, rows[:, 2]
+      self._known = key, self.likelihood(rows[:, 0], rows[:, 1]), rows[:, 2]
     _, past, number = self._known
     now = eb_widening.tally(n, k)
-    like = np.concatenate(
-      [past, likelihood(now[:, 0] / phi, now[:, 1] / phi, noise)]
-    )
+    like = np.concatenate([past, self.likelihood(now[:, 0], now[:, 1])])
     number = np.concatenate([number, now[:, 2]])
     weights = self.weights
     for _ in range(self.options.em_iterations):
@@ -154,12 +151,17 @@ class EbEffective(widening.Widening):
       weights += eb_widening.PSEUDO_COUNT
     self.weights = weights / weights.sum()
 
+  def likelihood(self, n, k) -> np.ndarray:
+    """Of counts [m] over GRID, each row up to a factor: float64 [m, 19]."""
+    phi = self.phi
+    return likelihood(n / phi, k / phi, self.noise)
+
   @property
   def table(self) -> np.ndarray:
     """v, u' and u^2 over GRID: float64 [19, 3]."""
     return _moments(self.phi, self.noise, self.options.low_success_exponent)
 
-  def moments(self, n, k, prior=None, new=None, spread=None):
+  def moments(self, n, k, prior=None, new=None, spread=None, like=None):
     """Means of v, u' and u^2, of opened prompts and of those without rollouts.
 
     Args:
@@ -167,13 +169,14 @@ class EbEffective(widening.Widening):
       prior: float [19] or [m, 19], of the opened prompts; default: the fit.
       new: float [q, 3], the others' means; default: by the fit.
       spread: (float [m], float [q]), each prompt's own phi / phi; default: 1.
+      like: `likelihood` of n and k, if it is known.
 
     Returns:
       (three float [m], three numbers or float [q]).
     """
     prior = self.weights if prior is None else prior
-    phi, q, table = self.phi, self.noise, self.table
-    post = likelihood(n / phi, k / phi, q) * prior
+    table = self.table
+    post = (self.likelihood(n, k) if like is None else like) * prior
     post /= post.sum(1, keepdims=True)
     new = self.weights @ table if new is None else new
     mine, others = (post @ table).T, new.T
@@ -183,19 +186,21 @@ class EbEffective(widening.Widening):
       )
     return mine, others
 
-  def values(self, n, k, opened, prior=None, new=None, spread=None):
+  def values(
+    self, n, k, opened, prior=None, new=None, spread=None, like=None
+  ):
     """Marginal values A - n D, as widening.greedy takes them.
 
     Args:
       n, k: float [m], verdicts and successes of the opened prompts.
       opened: bool [max_prompts].
-      prior, new, spread: as in `moments`.
+      prior, new, spread, like: as in `moments`.
 
     Returns:
       (A [max_prompts], D [max_prompts]) in units of 2 / N.
     """
     c = self.options.breadth
-    (v, noise, square), new = self.moments(n, k, prior, new, spread)
+    (v, noise, square), new = self.moments(n, k, prior, new, spread, like)
     m = np.maximum(n - 1, 0)
     total = m @ noise + c * (m * m) @ square
     self.rho = rho = float(m @ v / total) if total else 0.0

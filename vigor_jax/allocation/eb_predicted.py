@@ -28,7 +28,6 @@ from vigor_jax.allocation import (
   eb_widening,
   features,
   predictor,
-  wrong_verdicts,
 )
 from vigor_jax.allocation.addressed import addressed_uniform
 from vigor_jax.allocation.eb_widening import GRID
@@ -190,7 +189,8 @@ class EbPredicted(eb_effective.EbEffective):
   def worth(self, forecast: np.ndarray) -> np.ndarray:
     """Value of opening a prompt, before any verdict: float64 [k]."""
     v, noise, _ = self.table.T
-    worth = self.conditional.mean(forecast, v - self.rho / 2 * noise)
+    worth = self.conditional.tables @ (v - self.rho / 2 * noise)
+    worth = np.interp(forecast, difficulty.KNOTS, worth)
     spread = self.own_spread(forecast)
     return worth if spread is None else worth * spread[1]
 
@@ -233,27 +233,20 @@ class EbPredicted(eb_effective.EbEffective):
       return super().marginal(groups)
     opened, look = groups.opened, groups.plan
     n, k = groups.n[opened], groups.reward_sum[opened]
-    if len(groups.round_counts) <= self.options.refits:
+    learns = len(groups.round_counts) <= self.options.refits
+    if learns:
       self.forecast(look, groups, NEWTON)
-      self.fit_conditional(self.tally(n, k, look.forecast[opened]), 1)
-    mine, others = look.forecast[opened], look.forecast[~opened]
+    place = difficulty.Place(look.forecast)
+    mine, others = place.take(opened), place.take(~opened)
+    like = self.likelihood(n, k)
+    if learns:
+      self.conditional.update(mine, like, self.weights)
     look.value = self.values(
       n, k, opened, self.conditional.prior(mine),
       self.conditional.mean(others, self.table),
-      self.own_spread(look.forecast, groups),
+      self.own_spread(look.forecast, groups), like,
     )  # fmt: skip
     return look.value
-
-  def fit_conditional(self, rows, patience: int) -> None:
-    """EM for the priors by forecast; rows: a step's tally."""
-    phi, noise = self.phi, self.noise
-    self.conditional.fit(
-      rows,
-      lambda n, k: wrong_verdicts.likelihood(n / phi, k / phi, noise),
-      self.weights,
-      patience * self.options.em_iterations,
-      key=(phi, noise),
-    )
 
   def own_spread(self, forecast, groups=None):
     """Each prompt's phi / the common one, as `moments` takes them.
@@ -324,11 +317,13 @@ class EbPredicted(eb_effective.EbEffective):
     # prompts, whose successes are all false, and the policy unlearns.
     self.estimate(groups.step, wait=1)
     self.fit(n[:0], k[:0])
-    self.fit_conditional(np.zeros((0, 4)), PATIENCE)
+    self.conditional.fit(
+      self.likelihood, self.weights, PATIENCE * self.options.em_iterations
+    )
 
   def tallies(self) -> np.ndarray:
     """By the forecast's level, by which prompts were chosen and spent on."""
-    rows = self.conditional.pooled
+    rows = self.conditional.pooled()
     return rows if len(rows) else super().tallies()
 
   def state_dict(self) -> dict:
