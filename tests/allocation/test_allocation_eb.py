@@ -73,6 +73,22 @@ class TestGreedy:
     assert fast_cap == slow_cap
     assert fast.sum() == arguments[5]
 
+  @pytest.mark.parametrize("case", range(20))
+  def test_equals_one_at_a_time_with_many_prompts(self, case):
+    """Most pairs and most unopened prompts are out of the budget's reach."""
+    rng = np.random.default_rng(case)
+    opened = rng.random(120) < 0.4
+    value = rng.random(120) if case % 2 else rng.integers(1, 30, 120) / 30
+    arguments = (
+      np.where(opened, rng.integers(2, 9, 120), 0), opened, value,
+      value * rng.choice([0.003, 0.03, 0.1], 120), rng.random(120),
+      int(rng.integers(1, 90)), 8, 2,
+    )  # fmt: skip
+    fast, fast_cap = widening.greedy(*arguments)
+    slow, slow_cap = slow_greedy(*arguments)
+    assert fast.tolist() == slow.tolist()
+    assert fast_cap == slow_cap
+
   def test_by_hand(self):
     # Prompt 0: .20 - .02 n from n = 2: .16 .14 .12 ...; a new prompt is worth
     # .13 and takes two; budget 5: 0, 0, new, then one left for prompt 0.
