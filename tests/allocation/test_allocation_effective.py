@@ -130,16 +130,14 @@ class TestNoise:
       p = np.where(rng.random(300) < 0.6, 0.997, rng.random(300) ** 2)
       rows = counts_of(p, rng.choice([2, 6, 12], 300), seed % 4 * 0.04, rng)
       rows = np.insert(rows, 2, rng.integers(0, kinds, 300), axis=1)
-      found = [plain_evidence(rows, q) for q in wrong_verdicts.NOISES]
-      assert [wrong_verdicts.evidence(rows, q) for q in wrong_verdicts.NOISES] == (
-        pytest.approx(found, abs=0.2)
-      )
+      noises = wrong_verdicts.NOISES
+      found = [plain_evidence(rows, q) for q in noises]
+      leaping = [wrong_verdicts.evidence(rows, q) for q in noises]
+      assert leaping == pytest.approx(found, abs=0.2)
       slack = wrong_verdicts.SLACK @ np.array([kinds, kinds**0.5])
       refuted = np.array(found) < found[0] - slack
       last = np.argmax(refuted) - 1 if refuted.any() else -1
-      same.append(
-        wrong_verdicts.estimate_noise(rows) == wrong_verdicts.NOISES[last]
-      )
+      same.append(wrong_verdicts.estimate_noise(rows) == noises[last])
     assert np.mean(same) > 0.9  # a close one may go the other way
 
   def test_order_and_numbers_of_kinds_do_not_matter(self):

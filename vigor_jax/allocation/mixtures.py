@@ -27,8 +27,8 @@ class Mixtures:
     size = np.bincount(kind, minlength=kinds)
     width = max(int(size.max(initial=0)), 1)
     # Where rows go: from the multiples of `width`, kind by kind.
-    at = (np.arange(0, kinds * width, width) - size.cumsum() + size).repeat(size)
-    at += np.arange(len(kind))
+    shift = np.arange(0, kinds * width, width) - size.cumsum() + size
+    at = shift.repeat(size) + np.arange(len(kind))
     grid = likelihood.shape[1]
     laid = np.ones((kinds * width, grid))
     laid[at] = likelihood.take(order, 0)
