@@ -110,12 +110,12 @@ class TestGreedy:
     assert counts.tolist() == [2, 0, 2]
 
   def test_an_opened_prompt_goes_first_among_equals(self):
-    # .5 - 2 / 16 is what the second prompt is worth.
+    # .5 - 2 / 16 is what the second prompt is worth; one is left, too few for it.
     counts, _ = widening.greedy(
         np.array([2, 0, 0]), np.array([True, False, False]),
-        np.array([0.5, 0.375, 0.25]), np.full(3, 1 / 16), np.zeros(3), 1, 12, 1,
+        np.array([0.5, 0.375, 0.25]), np.full(3, 1 / 16), np.zeros(3), 2, 12, 2,
     )  # fmt: skip
-    assert counts.tolist() == [1, 0, 0]
+    assert counts.tolist() == [2, 0, 0]
 
   @pytest.mark.parametrize("other", [0.15, 0.05])
   def test_the_last_opening_may_overdraw(self, other):
