@@ -73,6 +73,22 @@ class TestGreedy:
     assert fast_cap == slow_cap
     assert fast.sum() == arguments[5]
 
+  @pytest.mark.parametrize("case", range(20))
+  def test_equals_one_at_a_time_with_many_prompts(self, case):
+    """Most pairs and most unopened prompts are out of the budget's reach."""
+    rng = np.random.default_rng(case)
+    opened = rng.random(120) < rng.choice([0.4, 0.8])
+    value = rng.random(120) if case % 2 else rng.integers(1, 30, 120) / 30
+    arguments = (
+      np.where(opened, rng.integers(2, 9, 120), 0), opened, value,
+      value * rng.choice([0.003, 0.03, 0.1], 120), rng.random(120),
+      int(rng.integers(1, 90)), 8, 2,
+    )  # fmt: skip
+    fast, fast_cap = widening.greedy(*arguments)
+    slow, slow_cap = slow_greedy(*arguments)
+    assert fast.tolist() == slow.tolist()
+    assert fast_cap == slow_cap
+
   def test_by_hand(self):
     # Prompt 0: .20 - .02 n from n = 2: .16 .14 .12 ...; a new prompt is worth
     # .13 and takes two; budget 5: 0, 0, new, then one left for prompt 0.
@@ -93,13 +109,23 @@ class TestGreedy:
     )  # fmt: skip
     assert counts.tolist() == [2, 0, 2]
 
-  def test_the_last_opening_may_overdraw(self):
+  def test_an_opened_prompt_goes_first_among_equals(self):
+    # .5 - 2 / 16 is what the second prompt is worth; one is left, too few for it.
+    counts, _ = widening.greedy(
+        np.array([2, 0, 0]), np.array([True, False, False]),
+        np.array([0.5, 0.375, 0.25]), np.full(3, 1 / 16), np.zeros(3), 2, 12, 2,
+    )  # fmt: skip
+    assert counts.tolist() == [2, 0, 0]
+
+  @pytest.mark.parametrize("other", [0.15, 0.05])
+  def test_the_last_opening_may_overdraw(self, other):
     # .16 goes first; of the opening's two one is due beyond the budget.
     counts, _ = widening.greedy(
-        np.array([2, 0]), np.array([True, False]), np.array([0.2, 0.15]),
-        np.array([0.02, 0.01]), np.zeros(2), 2, 12, 2, 1,
+        np.array([2, 0, 0]), np.array([True, False, False]),
+        np.array([0.2, 0.15, other]), np.array([0.02, 0.01, 0.01]), np.zeros(3),
+        2, 12, 2, 1,
     )  # fmt: skip
-    assert counts.tolist() == [1, 2]
+    assert counts.tolist() == [1, 2, 0]
 
 
 class TestPrior:

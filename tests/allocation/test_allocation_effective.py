@@ -5,7 +5,7 @@ import json
 import allocation_helpers as helpers
 import numpy as np
 import pytest
-from vigor_jax.allocation import eb_effective, wrong_verdicts
+from vigor_jax.allocation import eb_effective, eb_widening, wrong_verdicts
 from vigor_jax.allocation.eb_widening import GRID
 
 
@@ -73,6 +73,20 @@ def counts_of(p, n, noise, rng):
   return np.stack([n, k, np.ones(len(p))], axis=1).astype(float)
 
 
+def plain_evidence(rows, noise, iterations=60):
+  """Log likelihood after EM from flat weights, kind by kind."""
+  found = 0.0
+  seen = noise + (1 - 2 * noise) * eb_widening.GRID
+  for kind in np.unique(rows[:, 2]):
+    n, k, _, number = rows[rows[:, 2] == kind].T
+    like = seen ** k[:, None] * (1 - seen) ** (n - k)[:, None]
+    weights = np.full(len(seen), 1 / len(seen))
+    for _ in range(iterations):
+      weights = weights * (number / (like @ weights) @ like) / number.sum()
+    found += number @ np.log(like @ weights)
+  return found
+
+
 class TestNoise:
   @pytest.mark.parametrize("noise", [0.0, 0.05, 0.1, 0.2])
   def test_is_found_where_prompts_are_nearly_sure(self, noise):
@@ -107,6 +121,38 @@ class TestNoise:
       largest = max(q for q in wrong_verdicts.NOISES if q < min([1, *refuted]))
       judged.append(wrong_verdicts.estimate_noise(rows) == largest)
     assert np.mean(judged) > 0.9  # a close one may go the other way
+
+  @pytest.mark.parametrize("kinds", [1, 4])
+  def test_judges_as_sixty_steps_of_em(self, kinds):
+    same = []
+    for seed in range(12):
+      rng = np.random.default_rng(seed)
+      p = np.where(rng.random(300) < 0.6, 0.997, rng.random(300) ** 2)
+      rows = counts_of(p, rng.choice([2, 6, 12], 300), seed % 4 * 0.04, rng)
+      rows = np.insert(rows, 2, rng.integers(0, kinds, 300), axis=1)
+      noises = wrong_verdicts.NOISES
+      found = [plain_evidence(rows, q) for q in noises]
+      leaping = [wrong_verdicts.evidence(rows, q) for q in noises]
+      assert leaping == pytest.approx(found, abs=0.2)
+      slack = wrong_verdicts.SLACK @ np.array([kinds, kinds**0.5])
+      refuted = np.array(found) < found[0] - slack
+      last = np.argmax(refuted) - 1 if refuted.any() else -1
+      same.append(wrong_verdicts.estimate_noise(rows) == noises[last])
+    assert np.mean(same) > 0.9  # a close one may go the other way
+
+  def test_order_and_numbers_of_kinds_do_not_matter(self):
+    rng = np.random.default_rng(7)
+    rows = counts_of(rng.random(200), rng.choice([2, 6, 40], 200), 0.1, rng)
+    rows = np.insert(rows, 2, rng.integers(0, 3, 200), axis=1)
+    pooled = np.unique(rows, axis=0, return_counts=True)
+    pooled = np.column_stack([pooled[0][:, :3], pooled[1]])
+    pooled[:, 2] = np.array([1, 4, 9])[pooled[:, 2].astype(int)]
+    for some in (slice(None), rows[:, 0] < 40):  # The others are looked up.
+      found = wrong_verdicts.evidence(rows[some], 0.05)
+      assert found == pytest.approx(plain_evidence(rows[some], 0.05), abs=0.2)
+      assert found == pytest.approx(wrong_verdicts.evidence(
+        pooled if isinstance(some, slice) else pooled[pooled[:, 0] < 40], 0.05
+      ))  # fmt: skip
 
   def test_waits_and_can_be_given(self):
     stream = helpers.Stream()

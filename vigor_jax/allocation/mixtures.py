@@ -11,11 +11,7 @@ import numpy as np
 
 
 class Mixtures:
-  """Counts of prompts by kind, ready for EM.
-
-  Attributes:
-    number: float64 [kinds], prompts of each.
-  """
+  """Counts of prompts by kind, ready for EM."""
 
   def __init__(self, likelihood, kind, number, kinds: int):
     """Lays out the rows.
@@ -27,20 +23,22 @@ class Mixtures:
       number: float [rows], prompts with that outcome.
       kinds: how many there are; a kind may have no row.
     """
-    order = np.argsort(kind, kind="stable")
+    order = kind.argsort(kind="stable")
     size = np.bincount(kind, minlength=kinds)
-    place = np.arange(len(kind)) - np.repeat(np.cumsum(size) - size, size)
-    shape = (kinds, max(int(size.max(initial=0)), 1))
+    width = max(int(size.max(initial=0)), 1)
+    # Where rows go: from the multiples of `width`, kind by kind.
+    shift = np.arange(0, kinds * width, width) - size.cumsum() + size
+    at = shift.repeat(size) + np.arange(len(kind))
     grid = likelihood.shape[1]
-    at = kind[order], place
-    self._likelihood = np.ones((*shape, grid))
-    self._likelihood[at] = likelihood[order]
+    laid = np.ones((kinds * width, grid))
+    laid[at] = likelihood.take(order, 0)
+    self._likelihood = laid.reshape(kinds, width, grid)
     self._across = np.ascontiguousarray(self._likelihood.swapaxes(1, 2))
-    self._number = np.zeros((kinds, 1, shape[1]))
-    self._number[at[0], 0, place] = number[order]
-    self.number = self._number.sum((1, 2))
+    laid = np.zeros(kinds * width)
+    laid[at] = number.take(order)
+    self._number = laid.reshape(kinds, 1, width)
     # What an iteration writes to, over and over.
-    self._total = np.empty_like(self._number)
+    self._total = np.empty((kinds, 1, width))
     self._ratio = np.empty((kinds, 1, grid))
     self._flat = self._ratio[:, 0]
 
@@ -51,26 +49,21 @@ class Mixtures:
     """
     return weights * self._ratios(weights[:, None], self._number)
 
-  def climb(self, weights, iterations: int, mix=None, common=None):
-    """EM from `weights`, for kinds all of which have a row: [kinds, grid].
+  def climb(self, weights, iterations: int, mix, common):
+    """EM from `weights`, with kinds that learn from each other: [kinds, grid].
 
     Args:
       weights: float [kinds, grid].
       iterations: of EM.
       mix, common: float [kinds, kinds + 1] and [grid]; distributions are mix @
-        (`expected`, and `common` below it). Default: each kind's own.
+        (`expected`, and `common` below it).
     """
     weights = weights.copy()
-    row, share = weights[:, None], self._number
-    if mix is None:
-      share = share / self.number[:, None, None]
-      for _ in range(iterations):
-        np.multiply(weights, self._ratios(row, share), out=weights)
-      return weights
+    row = weights[:, None]
     below = np.empty((len(weights) + 1, weights.shape[1]))
     own, below[-1] = below[:-1], common
     for _ in range(iterations):
-      np.multiply(weights, self._ratios(row, share), out=own)
+      np.multiply(weights, self._ratios(row, self._number), out=own)
       np.dot(mix, below, out=weights)
     return weights
 
@@ -84,13 +77,9 @@ class Mixtures:
     np.matmul(self._total, self._likelihood, out=self._ratio)
     return self._flat
 
-  def log_likelihood(self, weights) -> np.ndarray:
-    """Of each kind's counts, up to what `likelihood` left out: float64 [kinds].
 
-    weights: float [kinds, grid], each kind's distribution.
-    """
-    total = weights[:, None] @ self._across
-    return (self._number * np.log(total)).sum((1, 2))
+# Makes one number of a row (n, k, kind): exact within distinct's limits.
+CODE = np.array([2.0**37, 2.0**20, 1.0])
 
 
 def distinct(rows: np.ndarray, number=None) -> np.ndarray:
@@ -101,16 +90,17 @@ def distinct(rows: np.ndarray, number=None) -> np.ndarray:
       and below 2**10.
     number: float64 [rows], prompts of each; default: one.
   """
-  code = (rows[:, 0] * 2.0**17 + rows[:, 1]) * 2.0**20  # One number for a row.
-  code += rows[:, 2]
+  code = rows @ CODE
   order = code.argsort()
-  code = code[order]
-  begins = np.ones(len(code), bool)
-  np.not_equal(code[1:], code[:-1], out=begins[1:])
+  code = code.take(order)
+  begins = np.ones(len(code) + 1, bool)  # And where the last one ends.
+  np.not_equal(code[1:], code[:-1], out=begins[1:-1])
   first = begins.nonzero()[0]
+  first, following = first[:-1], first[1:]
   result = np.empty((len(first), 4))
-  result[:, :3] = rows[order[first]]
-  each = np.ones(len(code)) if number is None else number[order]
-  if len(first):
-    result[:, 3] = np.add.reduceat(each, first)
+  result[:, :3] = rows.take(order.take(first), 0)
+  if number is None:
+    np.subtract(following, first, out=result[:, 3])
+  elif len(first):
+    np.add.reduceat(number.take(order), first, out=result[:, 3])
   return result

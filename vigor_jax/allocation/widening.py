@@ -65,7 +65,8 @@ def greedy(
   opened. A new prompt goes after every pair of an opened one at least as good.
 
   Args:
-    n: int [M], rollouts granted to each prompt of the pool so far.
+    n: int [M], rollouts granted to each prompt of the pool so far; none to
+      unopened ones.
     opened: bool [M], prompts opened so far.
     value, slope: float [M], A and D; D >= 0.
     keys: float [M], larger goes first among equal values of opened prompts;
@@ -83,43 +84,39 @@ def greedy(
   start = np.asarray(n, np.int64)
   counts = np.zeros(len(start), np.int64)
   left = int(budget)
-
-  def pairs(active, cap):
-    """(prompts, values) of the pairs (x, m) below the cap, x in `active`."""
-    have = start[active] + counts[active]
-    m = np.arange(have.min(initial=cap), cap)
-    worth = value[active, None] - m * slope[active, None]
-    x, column = np.nonzero(m >= have[:, None])
-    return active[x], worth[x, column]
-
-  active = np.flatnonzero(opened)
-  new = np.flatnonzero(~opened)
-  x, worth = pairs(active, cap)
+  if left <= 0:
+    return counts, cap
+  active = opened.nonzero()[0]
+  new = (~opened).nonzero()[0]
+  x, worth = _pairs(active, start.take(active), value, slope, cap, left)
   if len(new) and left + overdraw >= m0:
     # 1. How many are opened: not the first whose turn comes when the pairs and
     # the openings before it have used up the budget.
-    values = value[new]
+    values = value.take(new)
     better = None
-    if values.min() == values.max():
+    if values[0] == values[-1] and values.min() == values.max():
       # They have their turn together, their own further pairs come later.
       better = worth >= values[0]
       before = int(np.count_nonzero(better))
       number = (left - before + overdraw) // m0 if left > before else 0
       new = new[:number]
+      own_worth = _worth(new, value, slope, m0, cap)
     else:
-      new = new[np.argsort(-values, kind="stable")][: (left + overdraw) // m0]
-      turn = -value[new]
-      counts[new] = m0
-      _, own_worth = pairs(new, cap)
-      counts[new] = 0
-      before = 0
-      for found, side in ((worth, "right"), (own_worth, "left")):
-        earlier = np.sort(-found[-found <= turn[-1]])
-        before = before + np.searchsorted(earlier, turn, side=side)
-      rest = left - before - m0 * np.arange(len(new))
-      fits = (rest > 0) & (rest + overdraw >= m0)
-      new = new[: len(new) if fits.all() else int(np.argmin(fits))]
-      before = int(before[len(new) - 1])
+      if len(worth) >= left:
+        # As many pairs as there are rollouts come before the others.
+        sooner = (values > worth.min()).nonzero()[0]
+        new, values = new.take(sooner), values.take(sooner)
+      order = (-values).argsort(kind="stable")[: (left + overdraw) // m0]
+      new, turn = new.take(order), values.take(order)
+      own_worth = _worth(new, value, slope, m0, cap)
+      spent = m0 * np.arange(len(new))  # When it is each one's turn.
+      for found, side in ((worth, "left"), (own_worth.ravel(), "right")):
+        spent += len(found) - np.sort(found).searchsorted(turn, side)
+      most = left - max(1, m0 - overdraw)
+      new = new[: int(np.count_nonzero(spent <= most))]  # `spent` ascends.
+      if len(new):
+        before = int(spent[len(new) - 1]) - m0 * (len(new) - 1)
+        own_worth = own_worth[: len(new)]
     # 2. The openings.
     if len(new):
       counts[new] = m0
@@ -129,9 +126,8 @@ def greedy(
       if left == before and better is not None:
         x, worth = x[better], worth[better]
       elif left:
-        own, own_worth = pairs(new, cap)
-        x = np.concatenate([x, own])
-        worth = np.concatenate([worth, own_worth])
+        x = np.concatenate([x, new.repeat(own_worth.shape[1])])
+        worth = np.concatenate([worth, own_worth.ravel()])
   # 3. What remains goes to the best pairs; the cap rises when none is left.
   while left > 0:
     if not len(active):
@@ -146,8 +142,34 @@ def greedy(
     left -= len(x)
     if left:
       cap += 1
-      x, worth = pairs(active, cap)
+      have = start[active] + counts[active]
+      x, worth = _pairs(active, have, value, slope, cap, left)
   return counts, cap
+
+
+def _pairs(prompts, have, value, slope, cap: int, left: int):
+  """The best `left` pairs (x, m), x in `prompts`, m from x's `have` to the cap.
+
+  Returns:
+    (prompts int64 [pairs], values [pairs]): more than `left` only where values
+    tie, fewer only where there are no more.
+  """
+  low = int(have.min(initial=cap))
+  worth = _worth(prompts, value, slope, low, cap)
+  worth[np.arange(low, cap) < have[:, None]] = -np.inf
+  worth = worth.ravel()
+  least = -np.inf
+  if len(worth) > left:
+    least = np.partition(worth, len(worth) - left)[-left]
+  best = worth >= least if least > -np.inf else worth > least
+  best = best.nonzero()[0]
+  return prompts.take(best // max(cap - low, 1)), worth.take(best)
+
+
+def _worth(prompts, value, slope, low: int, cap: int) -> np.ndarray:
+  """Values of the rollouts `low` to `cap` of prompts: [prompts, cap - low]."""
+  drop = np.arange(low, cap) * slope.take(prompts)[:, None]
+  return np.subtract(value.take(prompts)[:, None], drop, out=drop)
 
 
 class Widening(base.Allocator):

@@ -7,7 +7,6 @@ refute: p' lies in [q, 1 - q], and some prompts are nearly sure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 import functools
 import itertools
 
@@ -15,15 +14,22 @@ import numpy as np
 
 from vigor_jax.allocation import eb_widening
 from vigor_jax.allocation.eb_widening import GRID
-from vigor_jax.allocation.mixtures import Mixtures
 
 NOISES = (0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2)
 # Log likelihood that the largest unrefuted noise may cost: a restriction that
 # is true, and just so, costs each kind of prompt .25 +- .56.
 SLACK = (0.25, 0.75)
-# Iterations of EM, and after which of them to see whether it has gone on for
-# long enough.
-ITERATIONS = (4, 8, 16, 32, 60)
+# EM in stages, after each of which it may be seen that it has gone on for long
+# enough. A step of length s multiplies the weights by what EM does to the power
+# of s. EM creeps, so that one such step and s of EM end up at nearly the same;
+# the short steps take out what the long ones overdo, and leave weights that sum
+# to one. All stages together are as long as 60 steps of EM. To its end EM would
+# judge otherwise in one training step of seven.
+LEAP = (4, 1)
+STAGES = ((1, 1, 2, 1, *LEAP), LEAP * 2, LEAP * 3, LEAP * 5)
+# What the one behind may still catch up: at most this many times what it gained
+# over the last stage, and this many times what it caught up meanwhile.
+CATCHING_UP = (0.35, 1.25)
 
 
 def likelihood(n, k, noise: float) -> np.ndarray:
@@ -70,44 +76,88 @@ def evidence(rows, noise: float) -> float:
 
   Args:
     rows: float [m, 3 or 4], (n, k, kind if there are several, number of
-      prompts); every kind of prompt has a distribution of p of its own, by EM
-      from a flat one.
+      prompts); kinds are whole numbers from 0. Every kind of prompt has a
+      distribution of p of its own, by EM from a flat one.
     noise: q.
   """
-  *_, (found,) = _climb(rows, (noise,))
-  return float(found)
+  return _Climb(_Counts(rows), noise).after(len(STAGES) - 1)
 
 
-def _climb(rows, noises: Sequence[float]) -> Iterator[np.ndarray]:
-  """The log likelihood under each noise after ITERATIONS of EM: float64 [q].
+class _Counts:
+  """Rows laid out for EM: kinds share the likelihoods of their counts.
 
-  All at once, since an iteration costs what the calls cost.
+  With [kinds, counts] numbers of prompts, an iteration is two small products
+  for all kinds at once.
+
+  Attributes:
+    prompts: float64 [kinds, counts], how many have them; no row is zero.
+    share: the same as shares of their kind.
   """
-  n, k, number = rows.T[[0, 1, -1]]
-  kinds, kind = _kinds(rows)
-  found = [_likelihood(n, k, noise) for noise in noises]
-  mixtures = Mixtures(
-    np.concatenate([like for like, _ in found]),
-    (np.arange(len(noises))[:, None] * kinds + kind).ravel(),
-    np.tile(number, len(noises)),
-    kinds * len(noises),
-  )
-  scale = np.array([number @ top for _, top in found])
-  weights = np.full((kinds * len(noises), len(GRID)), 1 / len(GRID))
-  done = 0
-  for iterations in ITERATIONS:
-    weights = mixtures.climb(weights, iterations - done)
-    done = iterations
-    like = mixtures.log_likelihood(weights)
-    yield like.reshape(-1, kinds).sum(1) + scale
+
+  def __init__(self, rows):
+    rows = np.asarray(rows, float)
+    n, k, number = rows[:, 0], rows[:, 1], rows[:, -1]
+    # Pooled rows come in order. Where equal counts are apart they are several.
+    begins = np.ones(len(n), bool)
+    begins[1:] = (n[1:] != n[:-1]) | (k[1:] != k[:-1])
+    first = begins.nonzero()[0]
+    column, kinds = begins.cumsum() - 1, 1
+    if rows.shape[1] > 3:
+      kind = rows[:, 2].astype(np.int64)
+      kinds += int(kind.max(initial=0))
+      column += kind * len(first)
+    prompts = np.bincount(column, number, kinds * len(first))
+    prompts = prompts.reshape(kinds, len(first))
+    total = prompts.sum(1, keepdims=True)
+    if not total.all():
+      seen = total.ravel().nonzero()[0]
+      prompts, total = prompts[seen], total[seen]
+    self.prompts, self.share = prompts, prompts / total
+    self._each = prompts.sum(0)
+    self._n, self._k = n[first], k[first]
+    self._codes = eb_widening.codes(self._n, self._k)
+
+  def likelihood(self, noise: float) -> tuple[np.ndarray, float]:
+    """(That of the counts, [counts, 19], the log of what was divided out)."""
+    if self._codes is None:
+      like, top = _computed(self._n, self._k, noise)
+    else:
+      like, top = (table.take(self._codes, 0) for table in _table(noise))
+    return like, float(self._each @ top)
 
 
-def _kinds(rows) -> tuple[int, np.ndarray]:
-  """(How many kinds of prompts there are, each row's number among them)."""
-  if rows.shape[1] < 4:
-    return 1, np.zeros(len(rows), np.int64)
-  kinds, index = np.unique(rows[:, 2], return_inverse=True)
-  return len(kinds), index.reshape(-1)
+class _Climb:
+  """EM under one noise, as far as it was asked for."""
+
+  def __init__(self, counts: _Counts, noise: float):
+    self._counts = counts
+    self._like, self._scale = counts.likelihood(noise)
+    self._across = self._like.T
+    kinds, grid = len(counts.prompts), len(GRID)
+    self._weights = np.full((kinds, grid), 1 / grid)
+    # What an iteration writes to, over and over.
+    self._ratio = np.empty((kinds, grid))
+    self._total = np.empty(counts.prompts.shape)
+    self._found: list[float] = []
+
+  def after(self, stage: int) -> float:
+    """The log likelihood after stages 0 to `stage`."""
+    weights, total, ratio = self._weights, self._total, self._ratio
+    while len(self._found) <= stage:
+      for length in STAGES[len(self._found)]:
+        np.dot(weights, self._across, out=total)
+        np.divide(self._counts.share, total, out=total)
+        np.dot(total, self._like, out=ratio)
+        while length > 1:
+          ratio *= ratio
+          length //= 2
+        weights *= ratio
+      np.dot(weights, self._across, out=total)
+      np.log(total, out=total)
+      self._found.append(
+        float(np.vdot(self._counts.prompts, total)) + self._scale
+      )
+    return self._found[stage]
 
 
 def estimate_noise(rows) -> float:
@@ -122,30 +172,33 @@ def estimate_noise(rows) -> float:
       verdicts must tell prompts apart by that: if it stops early at those that
       look hard, the counts of all together mislead.
   """
-  kinds = _kinds(rows)[0]
+  counts = _Counts(rows)
+  kinds = len(counts.prompts)
   slack = SLACK[0] * kinds + SLACK[1] * kinds**0.5
+  none = _Climb(counts, 0.0)
   for last, noise in itertools.pairwise(NOISES):
-    if _refuted(rows, noise, slack):
+    if _refuted(none, _Climb(counts, noise), slack):
       return last
   return NOISES[-1]
 
 
-def _refuted(rows, noise: float, slack: float) -> bool:
-  """Whether `evidence` is smaller by more than `slack` than without noise.
+def _refuted(none: _Climb, some: _Climb, slack: float) -> bool:
+  """Whether `some` gets less far than `none`, by more than `slack`.
 
-  EM stops once that is all but certain: the one behind would have to gain more
-  than it did over the last half of the iterations so far. Of 540 steps of three
-  recorded runs none was judged otherwise than by all iterations.
+  EM stops once that is all but certain: the one behind would have to catch up
+  more than CATCHING_UP allows. Of 726 steps of seven recorded runs four were
+  judged otherwise than by 60 steps of EM that stop when the one behind would
+  have to gain what it gained over the last half of them.
   """
-  before, excess = None, 0.0
-  for now in _climb(rows, (0.0, noise)):
-    none, some = now
-    excess = none - slack - some
+  before = None
+  for stage in range(len(STAGES)):
+    now = none.after(stage) - slack, some.after(stage)
+    excess = now[0] - now[1]
     if before is not None:
-      gains = now - before
-      # Only what the one behind still gains can turn that round, and EM gains
-      # less and less.
-      if abs(excess) >= (gains[1] if excess > 0 else gains[0]):
+      behind = 1 if excess > 0 else 0
+      gain = now[behind] - before[behind]
+      caught = gain - (now[1 - behind] - before[1 - behind])
+      if abs(excess) >= max(CATCHING_UP[0] * gain, CATCHING_UP[1] * caught):
         break
     before = now
   return excess > 0
