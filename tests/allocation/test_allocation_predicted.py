@@ -145,7 +145,7 @@ class TestConditional:
     whole.fit(binary, common, 100)
     after, goal = known.tables @ GRID, whole.tables @ GRID
     assert np.abs(goal - before).max() > 0.02
-    assert np.abs(goal - after).max() < 0.25 * np.abs(goal - before).max()
+    assert np.abs(goal - after).max() < 0.35 * np.abs(goal - before).max()
     np.testing.assert_allclose(known.tables.sum(1), 1)
 
 

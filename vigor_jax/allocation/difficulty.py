@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vigor_jax.allocation import mixtures
+from vigor_jax.allocation.counts import Counts, climb, distinct
 
 FORGET = 0.9  # a step's weight in the spread of rewards, from step to step
 KNOTS = np.arange(-5.0, 6.0)  # logits, one apart
@@ -66,27 +66,12 @@ class Conditional:
       common: float64 [grid], the prior of all prompts.
       iterations: of EM, at least 1.
     """
-    rows = self.pooled()
-    knot = rows[:, 2].astype(np.int64)
-    number = np.bincount(knot, rows[:, 3], len(KNOTS))
-    mix = _mix(number)
-    # Knots without prompts follow from the others, at the end.
-    seen = number.nonzero()[0]
-    mix = mix[:, [*seen, -1]]
-    own = np.zeros((0, len(common)))
-    if len(seen):
-      kinds = mixtures.Mixtures(
-        likelihood(rows[:, 0], rows[:, 1]),
-        seen.searchsorted(knot),
-        rows[:, 3],
-        len(seen),
-      )
-      own = kinds.expected(
-        kinds.climb(self.tables[seen], iterations - 1, mix[seen], common)
-      )
-    self.tables = mix @ np.concatenate([own, common[None]])
-    self.expected = np.zeros((len(KNOTS), len(common)))
-    self.expected[seen] = own
+    known = Counts(self.pooled(), len(KNOTS))
+    mix = _mix(known.prompts.sum(1))
+    like = likelihood(known.n, known.k)
+    self.expected, self.tables = climb(
+      known, like, mix, common, self.tables, iterations
+    )
 
   def update(self, place: Place, likelihood, common) -> None:
     """Adds prompts of the current step to what recent ones left.
@@ -115,7 +100,7 @@ class Conditional:
   def pooled(self) -> np.ndarray:
     """Recent rows by (n, k, knot), as `recent` has them."""
     rows = np.concatenate([np.zeros((0, 4)), *self.recent])
-    return mixtures.distinct(rows[:, :3], rows[:, 3])
+    return distinct(rows[:, :3], rows[:, 3])
 
   def state_dict(self) -> dict:
     return {
@@ -242,4 +227,4 @@ def tally(n, k, forecast, quantum: float) -> np.ndarray:
   np.rint(k / quantum, out=rows[:, 1])
   rows[:, 1] *= quantum
   rows[:, 2] = knots(forecast)
-  return mixtures.distinct(rows)
+  return distinct(rows)

@@ -39,7 +39,7 @@ MARGIN = 0.5
 # EM for the priors by forecast takes longer than for the common one: rare
 # successes are told from none by many iterations only. These are for the end of
 # a step.
-PATIENCE = 4
+PATIENCE = 12
 NEWTON = 1  # iterations of the predictor per round
 
 

@@ -13,6 +13,7 @@ import itertools
 import numpy as np
 
 from vigor_jax.allocation import eb_widening
+from vigor_jax.allocation.counts import Counts
 from vigor_jax.allocation.eb_widening import GRID
 
 NOISES = (0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2)
@@ -84,10 +85,7 @@ def evidence(rows, noise: float) -> float:
 
 
 class _Counts:
-  """Rows laid out for EM: kinds share the likelihoods of their counts.
-
-  With [kinds, counts] numbers of prompts, an iteration is two small products
-  for all kinds at once.
+  """Counts of those kinds that have any.
 
   Attributes:
     prompts: float64 [kinds, counts], how many have them; no row is zero.
@@ -95,26 +93,15 @@ class _Counts:
   """
 
   def __init__(self, rows):
-    rows = np.asarray(rows, float)
-    n, k, number = rows[:, 0], rows[:, 1], rows[:, -1]
-    # Pooled rows come in order. Where equal counts are apart they are several.
-    begins = np.ones(len(n), bool)
-    begins[1:] = (n[1:] != n[:-1]) | (k[1:] != k[:-1])
-    first = begins.nonzero()[0]
-    column, kinds = begins.cumsum() - 1, 1
-    if rows.shape[1] > 3:
-      kind = rows[:, 2].astype(np.int64)
-      kinds += int(kind.max(initial=0))
-      column += kind * len(first)
-    prompts = np.bincount(column, number, kinds * len(first))
-    prompts = prompts.reshape(kinds, len(first))
+    counts = Counts(rows)
+    prompts = counts.prompts
     total = prompts.sum(1, keepdims=True)
     if not total.all():
       seen = total.ravel().nonzero()[0]
       prompts, total = prompts[seen], total[seen]
     self.prompts, self.share = prompts, prompts / total
     self._each = prompts.sum(0)
-    self._n, self._k = n[first], k[first]
+    self._n, self._k = counts.n, counts.k
     self._codes = eb_widening.codes(self._n, self._k)
 
   def likelihood(self, noise: float) -> tuple[np.ndarray, float]:
