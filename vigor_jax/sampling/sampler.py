@@ -139,7 +139,7 @@ class Sampler:
       self._stop_ids = placement.put(self._stop_ids, placement.replicated)
     self._weights, self._prefill, self._decode = _programs(
         graph, sizes, settings.chunk, shapes, settings.report_rows, layout)
-    self._params, self._leaves = None, None
+    self._given = self._params = self._leaves = None
     dtype = jnp.dtype(settings.cache_dtype)
     prefixes = functools.partial(state_lib.empty_prefixes, sizes,
                                  settings.prefixes, buckets[-1], dtype,
@@ -187,13 +187,29 @@ class Sampler:
     self.begin(0)
 
   def _prepared(self, params):
-    """Weights as the programs take them, made again when they changed."""
+    """Weights as the programs take them, made again when they changed.
+
+    A tree handed over again is taken to be what it was: looking at its arrays
+    costs more than a small prefill does.
+    """
+    if params is self._given:
+      return self._leaves
     arrays = jax.tree.leaves(params)
     if self._params is None or len(arrays) != len(self._params) or any(
         a is not b for a, b in zip(arrays, self._params)):
       self._params = arrays
       self._leaves = self._finished(self._weights.prepare(params))
+    self._given = params
     return self._leaves
+
+  def look_ahead(self, params) -> None:
+    """Starts preparing the weights of the next step; waits for nothing.
+
+    A large model's are left to their first use: a copy of them does not fit
+    beside what an update takes.
+    """
+    if self._weights.small:
+      self._prepared(params)
 
   def check_prompt(self, length: int, what: str = "prompt") -> None:
     """Raises ValueError for a prompt that fits no bucket."""
@@ -217,12 +233,12 @@ class Sampler:
     start = time.perf_counter()
     leaves = self._prepared(params)
     lengths = np.array([len(t) for t in tokens], np.int32)
-    for row, length in zip(rows, lengths):
-      self.check_prompt(int(length), f"the prompt of group {row}")
+    buckets = self.settings.prompt_buckets
+    for i in np.flatnonzero((lengths < 1) | (lengths > buckets[-1])):
+      self.check_prompt(int(lengths[i]), f"the prompt of group {rows[i]}")
     rows = np.asarray(rows, np.int32)
-    buckets = np.asarray(self.settings.prompt_buckets)
     which = np.searchsorted(buckets, lengths)
-    for b in np.unique(which):
+    for b, bucket in enumerate(buckets):
       members = np.flatnonzero(which == b)
       first = 0
       while first < len(members):
@@ -230,7 +246,7 @@ class Sampler:
         part = members[first: first + n]
         first += n
         block = placed_lib.prompts(self._placement, [tokens[m] for m in part],
-                                   n, int(buckets[b]))
+                                   n, bucket)
         padded = np.ones(n, np.int32)
         padded[: len(part)] = lengths[part]
         at = np.full(n, self.settings.prefixes, np.int32)
