@@ -139,7 +139,7 @@ class Sampler:
       self._stop_ids = placement.put(self._stop_ids, placement.replicated)
     self._weights, self._prefill, self._decode = _programs(
         graph, sizes, settings.chunk, shapes, settings.report_rows, layout)
-    self._given = self._params = self._leaves = None
+    self._params, self._leaves = None, None
     dtype = jnp.dtype(settings.cache_dtype)
     prefixes = functools.partial(state_lib.empty_prefixes, sizes,
                                  settings.prefixes, buckets[-1], dtype,
@@ -167,6 +167,7 @@ class Sampler:
     """
     self._queue = np.zeros((len(state_lib.QUEUE_DTYPES),
                             self.settings.queue), np.int32)
+    self._given = None
     self._tail = self._ended = 0
     self._address, self._reset = (self.seed, stream, step), 1
     self.decode_steps = self.row_steps = self.useful_steps = 0
@@ -189,8 +190,8 @@ class Sampler:
   def _prepared(self, params):
     """Weights as the programs take them, made again when they changed.
 
-    A tree handed over again is taken to be what it was: looking at its arrays
-    costs more than a small prefill does.
+    Within a step a tree handed over again is taken to be what it was: looking
+    at its arrays costs as much as a small prefill.
     """
     if params is self._given:
       return self._leaves
