@@ -71,7 +71,7 @@ class Real:
       **timer.metrics(time.perf_counter() - begun),
     }
     record.train_line(number + 1, line)
-    record.group_line(number + 1, rollouts.group_record())
+    record.group_line(number + 1, done.groups)
     return tokens, line
 
 

@@ -11,6 +11,7 @@ import pytest
 import tiny_runs
 
 from vigor_jax import allocation, compilation, experiment, measure, rollouts
+from vigor_jax import step as step_lib
 from vigor_jax import train as train_lib
 from vigor_jax.allocation import base
 from vigor_jax.config import ConfigError, default_config, load_file
@@ -79,6 +80,34 @@ def collected(name, **changes):
       build.estimator_of(config), seed=5, step=0,
     )  # fmt: skip
   return step, batch
+
+
+def test_what_needs_no_update_is_done_before_waiting_for_it(monkeypatch):
+  config, seen = tiny_runs.config("uniform"), []
+  with experiment.build(config) as parts:
+    step = step_lib.TrainingStep(parts)
+    state = parts.updater.init(parts.fresh_params(0))
+    timer = measure.PhaseTimer()
+    collected = step.collect(state.params, 0, timer)
+    expected = collected.metrics(), collected.group_record()
+    weights = parts.sampler._weights
+    for owner, name in [
+      (collected, "metrics"), (collected, "group_record"),
+      (weights, "prepare"), (step_lib.update_lib, "averaged"),
+    ]:  # fmt: skip
+      run_it = getattr(owner, name)
+      monkeypatch.setattr(
+        owner, name,
+        lambda *a, it=run_it, name=name: seen.append(name) or it(*a),
+      )  # fmt: skip
+    state, done = step.learn(state, collected, 0, timer)
+    assert seen[-1] == "averaged"
+    assert sorted(seen[:-1]) == ["group_record", "metrics", "prepare"]
+    assert done.metrics().items() >= expected[0].items()
+    assert done.groups == expected[1]
+    # The next step has its weights.
+    step.collect(state.params, 1, timer)
+    assert seen.count("prepare") == 1
 
 
 def by_address(step):

@@ -255,8 +255,9 @@ class Collector:
     sampler = self._parts.sampler
     with timer("prefill"):
       if len(request.opened):
+        tokens = self._prompts.tokens
         sampler.prefill(params, request.opened,
-                        [self._prompts.tokens[i] for i in request.opened])
+                        [tokens[i] for i in request.opened.tolist()])
     with timer("allocate"):
       counts = request.counts
       group = np.repeat(np.arange(len(counts)), counts)
@@ -272,9 +273,9 @@ class Collector:
     """(rows, cut at stop strings; their texts; handle of the verdicts)."""
     rows, texts = self._parts.task.finish(rows)
     answers, metadata = self._prompts.answers, self._prompts.metadata
+    group = rows.group.tolist()
     return rows, texts, self._parts.scorer.submit(
-        texts, [answers[g] for g in rows.group],
-        [metadata[g] for g in rows.group])
+        texts, [answers[g] for g in group], [metadata[g] for g in group])
 
   def _settle(self, pending, groups, buffer, timer) -> None:
     """Waits for verdicts and adds the rows to the buffer."""

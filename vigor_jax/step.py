@@ -28,16 +28,20 @@ class StepResult:
     rollouts: groups, prompts and buffer.
     batch: advantages and packed minibatches.
     updated: the update's metrics, without "policy/".
+    collected: the rollouts' metrics.
+    groups: the step's line of groups.jsonl.
   """
 
   rollouts: rollouts_lib.StepRollouts
   batch: batch_lib.Batch
   updated: dict[str, float]
+  collected: dict[str, Any]
+  groups: dict[str, Any]
 
   def metrics(self) -> dict[str, Any]:
     """The step's keys but for counters, compiles and time."""
     return {
-        **self.rollouts.metrics(),
+        **self.collected,
         "policy/active_rollouts": self.batch.active,
         "policy/signal_rollouts": self.batch.signal,
         "policy/useful_share": self.batch.useful_share,
@@ -96,6 +100,10 @@ class TrainingStep:
       allocator.end(groups)
       self.meter.add(groups)
     self._collector.look_ahead(timer)
+    if parts.updater.adapted is None:  # Else what is trained is no policy yet.
+      with timer("prefill"):
+        parts.sampler.look_ahead(state.params)
+    collected, record = rollouts.metrics(), rollouts.group_record()
     with timer("update"):
       updated = update_lib.averaged(results)
-    return state, StepResult(rollouts, batch, updated)
+    return state, StepResult(rollouts, batch, updated, collected, record)

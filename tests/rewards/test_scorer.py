@@ -72,6 +72,19 @@ def test_bad_verdicts_are_errors_inline_and_pooled(name, returned, echo):
   assert "completion 1" in str(error.value)
 
 
+def test_inline_verdicts_are_those_of_one_reward_among_several():
+  names = ["sample_rewards:cheap_echo", "1*sample_rewards:cheap_echo"]
+  texts = ["1", "True", "0.25", "0", "0.5", "1.0"]
+  for name in names:
+    with rewards.Scorer(name) as scorer:
+      handle = scorer.submit(texts, [""] * 6)
+      assert scorer.done(handle)
+      verdicts = scorer.collect(handle)
+      assert verdicts.dtype == np.float32
+      np.testing.assert_array_equal(verdicts, [1, 1, 0.25, 0, 0.5, 1])
+      assert scorer.score([], []).shape == (0,)
+
+
 def test_pool_goes_on_after_an_error(echo):
   with pytest.raises(rewards.RewardError):
     echo.score(["None"], [""])

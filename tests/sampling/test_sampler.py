@@ -1,7 +1,9 @@
 """The sampler as its callers see it: requests in, rows out."""
 
 import heapq
+import types
 
+import jax
 import numpy as np
 import pytest
 from sampling_helpers import (
@@ -135,6 +137,36 @@ def test_prompts_are_prefilled_with_the_least_padding(policy):
     assert sizes == expected
     sizes.clear()
   assert [sampler._batch(n) for n in (9, 20)] == [8, 8]
+
+
+def test_weights_are_prepared_once_for_each_set_of_parameters(policy):
+  graph, params = policy
+  sampler, made = make(graph), []
+  prepare = sampler._weights.prepare
+
+  def counted(params):
+    made.append(params)
+    return prepare(params)
+
+  others = jax.tree.map(lambda a: a * 1.5, params)
+  expected = [draw(make(graph), p) for p in (params, others)]
+  sampler._weights = types.SimpleNamespace(prepare=counted, small=True)
+  sampler.look_ahead(params)
+  assert made == [params]
+  same(draw(sampler, params), expected[0])
+  assert made == [params]
+  same(draw(sampler, others), expected[1])
+  sampler.look_ahead(others)
+  # What lies in a tree may have changed by the next step.
+  jax.tree.map(
+    lambda to, a: to.set_value(a), others, params,
+    is_leaf=lambda x: hasattr(x, "set_value"),
+  )  # fmt: skip
+  same(draw(sampler, others), expected[0])
+  assert len(made) == 3
+  sampler._weights.small = False
+  sampler.look_ahead(jax.tree.map(lambda a: a * 2, params))
+  assert len(made) == 3
 
 
 def test_the_same_rollout_whatever_the_rounds_and_the_order(policy):

@@ -19,6 +19,26 @@ def test_decoding_ends_at_the_first_eos_and_before_the_length():
   assert DIGITS.decode_batch(tokens, [4, 3, 4, 1]) == ["12", "123", "", "1"]
 
 
+def test_pieces_are_joined_up_to_the_first_end():
+  pieces = ["0", "+12", "23"]
+  vocabulary = characters.PieceVocabulary(pieces)
+  texts = [characters.STRAY, "", *pieces, *[characters.STRAY] * 3]
+  rng = np.random.default_rng(0)
+  for rows, width in [(60, 1), (60, 7), (1, 4)]:
+    tokens = rng.integers(0, len(texts), (rows, width))
+    lengths, before = rng.integers(0, width + 1, rows), tokens.copy()
+    expected = []
+    for row, length in zip(tokens.tolist(), lengths):
+      row = [*row[:length], characters.EOS_ID]
+      row = row[: row.index(characters.EOS_ID)]
+      expected.append("".join(texts[i] for i in row))
+    for given in (tokens, np.asfortranarray(tokens), tokens.astype(np.int32)):
+      assert vocabulary.decode_batch(given, lengths) == expected
+    np.testing.assert_array_equal(tokens, before)
+  with pytest.raises(ValueError, match="NUL"):
+    characters.PieceVocabulary(["a", "b\0c"])
+
+
 def test_a_sampled_pad_is_not_hidden():
   """Else a completion with a pad inside would score as if it had none."""
   assert DIGITS.decode_batch(np.array([[3, 0, 4]]), [3]) == ["1\u00b72"]

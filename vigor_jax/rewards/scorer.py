@@ -61,6 +61,7 @@ class Handle:
   completions: Sequence[str]
   rows: list[list[Any]]  # [k][parts]: a float, or a future of an Outcome.
   keys: dict[int, bytes]  # id(future) -> cache key.
+  waits: bool = False  # Some verdict may be a future.
 
 
 class Scorer:
@@ -148,6 +149,8 @@ class Scorer:
         " must agree"
       )
     for field, texts in (("completion", completions), ("answer", answers)):
+      if set(map(type, texts)) <= {str}:  # One pass without a call per text.
+        continue
       for i, text in enumerate(texts):
         if not isinstance(text, str):
           raise RewardError(
@@ -155,9 +158,11 @@ class Scorer:
             f" {type(text).__name__}, not a string"
           )
     handle = Handle(completions, [], {})
-    for i, (text, answer, extra) in enumerate(
-      zip(completions, answers, metadata)
-    ):
+    batch = zip(completions, answers, metadata)
+    if len(self._parts) == 1 and self.cheap:
+      handle.rows = self._judge(batch)
+      return handle
+    for i, (text, answer, extra) in enumerate(batch):
       handle.rows.append(
         [
           self._start(part, text, answer, extra, i, handle)
@@ -166,6 +171,37 @@ class Scorer:
       )
     return handle
 
+  def _judge(
+    self, batch: Iterable[tuple[str, str, dict[str, Any]]]
+  ) -> list[list[float]]:
+    """The rows of a batch whose one reward is cheap.
+
+    Such a reward may take less time than the calls around it.
+    """
+    fn, own = self._parts[0][0], self._kwargs[0]
+    rows = []
+    for i, (text, answer, extra) in enumerate(batch):
+      try:
+        value = fn(text, answer, **({**extra, **own} if own else extra))
+      except (Exception, SystemExit) as error:
+        self._blame(error, reward_name(fn), text, i)
+      if type(value) is not float or not 0.0 <= value <= 1.0:
+        value = check_verdict(value, reward_name(fn), text, i)
+      rows.append([value])
+    return rows
+
+  @staticmethod
+  def _blame(error: BaseException, name: str, text: str, index: int) -> None:
+    """Raises a RewardError for what a reward raised."""
+    if isinstance(error, RewardError):
+      raise error
+    # A reward that calls sys.exit() must not end the run, least of all as if
+    # it were done.
+    raise RewardError(
+      f"reward {name} raised {type(error).__name__}: {error} for"
+      f" completion {index} {shorten(text)}\n{traceback.format_exc()}"
+    ) from error
+
   def _start(self, part, text, answer, extra, index, handle):
     fn = self._parts[part][0]
     name = reward_name(fn)
@@ -173,16 +209,10 @@ class Scorer:
     if getattr(fn, "cheap", False):
       try:
         value = fn(text, answer, **kwargs)
-      except RewardError:
-        raise
-      # A reward that calls sys.exit() must not end the run, least of all as
-      # if it were done.
       except (Exception, SystemExit) as error:
-        raise RewardError(
-          f"reward {name} raised {type(error).__name__}: {error} for"
-          f" completion {index} {shorten(text)}\n{traceback.format_exc()}"
-        ) from error
+        self._blame(error, name, text, index)
       return check_verdict(value, name, text, index)
+    handle.waits = True
     key = None
     if getattr(fn, "cacheable", False):
       key = VerdictCache.key(text, answer)
@@ -205,6 +235,8 @@ class Scorer:
       RewardError: a verdict is not a number in [0, 1], or a judge is at fault;
         what was left of the batch is cancelled.
     """
+    if not handle.waits and not isinstance(self.fn, Combined):
+      return np.array([value for value, in handle.rows], np.float32)
     out = np.empty(len(handle.rows), np.float32)
     try:
       for i, row in enumerate(handle.rows):

@@ -167,6 +167,7 @@ class Sampler:
     """
     self._queue = np.zeros((len(state_lib.QUEUE_DTYPES),
                             self.settings.queue), np.int32)
+    self._given = None
     self._tail = self._ended = 0
     self._address, self._reset = (self.seed, stream, step), 1
     self.decode_steps = self.row_steps = self.useful_steps = 0
@@ -187,13 +188,29 @@ class Sampler:
     self.begin(0)
 
   def _prepared(self, params):
-    """Weights as the programs take them, made again when they changed."""
+    """Weights as the programs take them, made again when they changed.
+
+    Within a step a tree handed over again is taken to be what it was: looking
+    at its arrays costs as much as a small prefill.
+    """
+    if params is self._given:
+      return self._leaves
     arrays = jax.tree.leaves(params)
     if self._params is None or len(arrays) != len(self._params) or any(
         a is not b for a, b in zip(arrays, self._params)):
       self._params = arrays
       self._leaves = self._finished(self._weights.prepare(params))
+    self._given = params
     return self._leaves
+
+  def look_ahead(self, params) -> None:
+    """Starts preparing the weights of the next step; waits for nothing.
+
+    A large model's are left to their first use: a copy of them does not fit
+    beside what an update takes.
+    """
+    if self._weights.small:
+      self._prepared(params)
 
   def check_prompt(self, length: int, what: str = "prompt") -> None:
     """Raises ValueError for a prompt that fits no bucket."""
@@ -217,12 +234,12 @@ class Sampler:
     start = time.perf_counter()
     leaves = self._prepared(params)
     lengths = np.array([len(t) for t in tokens], np.int32)
-    for row, length in zip(rows, lengths):
-      self.check_prompt(int(length), f"the prompt of group {row}")
+    buckets = self.settings.prompt_buckets
+    for i in np.flatnonzero((lengths < 1) | (lengths > buckets[-1])):
+      self.check_prompt(int(lengths[i]), f"the prompt of group {rows[i]}")
     rows = np.asarray(rows, np.int32)
-    buckets = np.asarray(self.settings.prompt_buckets)
     which = np.searchsorted(buckets, lengths)
-    for b in np.unique(which):
+    for b, bucket in enumerate(buckets):
       members = np.flatnonzero(which == b)
       first = 0
       while first < len(members):
@@ -230,7 +247,7 @@ class Sampler:
         part = members[first: first + n]
         first += n
         block = placed_lib.prompts(self._placement, [tokens[m] for m in part],
-                                   n, int(buckets[b]))
+                                   n, bucket)
         padded = np.ones(n, np.int32)
         padded[: len(part)] = lengths[part]
         at = np.full(n, self.settings.prefixes, np.int32)

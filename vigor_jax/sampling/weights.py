@@ -26,21 +26,24 @@ class Weights:
     graph: nnx graph of the transformer.
     sizes: its sizes.
     layout: where arrays live on a mesh; None = one device.
+
+  Attributes:
+    small: decodes from fused matrices.
   """
 
   def __init__(self, graph, sizes: transformer.Sizes,
                layout: layout_lib.Layout | None = None):
     self.sizes = sizes
     self._graph = graph
-    self._unrolled = cache.unrolled(sizes)
+    self.small = cache.unrolled(sizes)
     self.layout = layout
-    self.program = jax.jit(self._fuse if self._unrolled
+    self.program = jax.jit(self._fuse if self.small
                            else self._sampling_layout)
 
   @property
   def as_values(self) -> bool:
     """How keys lie in the stores; see cache.py."""
-    return self.layout is not None and not self._unrolled
+    return self.layout is not None and not self.small
 
   def _fuse(self, params):
     model = nnx.merge(self._graph, params)
@@ -61,7 +64,7 @@ class Weights:
 
   def prepare(self, params) -> tuple[jax.Array, ...]:
     """Arrays to hand to a program, of parameters (an nnx state)."""
-    if self._unrolled:
+    if self.small:
       return self.program(params)
     if self.layout is not None:
       params = self.program(params)
@@ -72,7 +75,7 @@ class Weights:
   def abstract(self, params) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Shapes and shardings of `prepare(params)` on a mesh."""
     leaves, tree = jax.tree.flatten(jax.eval_shape(self.program, params))
-    if self._unrolled:
+    if self.small:
       shardings = [self.layout.placement.replicated] * len(leaves)
     else:
       self._static = tree
@@ -101,7 +104,7 @@ class Weights:
 
   def model(self, leaves):
     """(transformer, its layers one by one or None), inside a program."""
-    if not self._unrolled:
+    if not self.small:
       params = jax.tree.unflatten(self._static, leaves)
       graph = self._graph if self.layout is None else self._paired
       return nnx.merge(graph, params), None

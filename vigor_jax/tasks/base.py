@@ -139,6 +139,8 @@ class Task:
     """
     texts = self.decode(rows.tokens, rows.lengths)
     stops = self.stop_strings
+    if not stops:
+      return rows, texts
     found = [i for i, t in enumerate(texts) if any(s in t for s in stops)]
     if not found:
       return rows, texts

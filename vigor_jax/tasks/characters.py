@@ -124,6 +124,8 @@ class PieceVocabulary:
   def __init__(self, pieces: Sequence[str]):
     if len(set(pieces)) != len(pieces) or not all(pieces):
       raise ValueError(f"pieces must be distinct and not empty, got {pieces}")
+    if any("\0" in piece for piece in pieces):
+      raise ValueError(f"pieces must not hold NUL, got {pieces}")
     self.pieces = tuple(pieces)
     self.vocab_size = len(pieces) + 2
     self._ids = {piece: i for i, piece in enumerate(pieces, start=2)}
@@ -131,6 +133,7 @@ class PieceVocabulary:
     self._match = re.compile("|".join(map(re.escape, longest))).match
     # One entry more, as in ByteTable: what is sampled from a model's padding.
     self._texts = np.array([STRAY, "", *pieces, STRAY])
+    self._width = max(map(len, self._texts))
 
   def encode(self, text: str) -> list[int]:
     ids, at = [], 0
@@ -150,10 +153,13 @@ class PieceVocabulary:
     if tokens.size == 0:
       return [""] * len(tokens)
     columns = np.arange(tokens.shape[1])
-    ended = (tokens == EOS_ID) & (columns < np.asarray(lengths)[:, None])
-    stop = np.where(ended.any(1), ended.argmax(1), lengths).tolist()
-    rows = self._texts[np.minimum(tokens, self.vocab_size)].tolist()
-    return ["".join(row[:n]) for row, n in zip(rows, stop)]
+    ended = (tokens == EOS_ID) | (columns >= np.asarray(lengths)[:, None])
+    known = np.minimum(tokens, self.vocab_size, order="C")
+    # From the first end on no text. Then each row as one string, in which
+    # pieces shorter than the longest are filled up with NUL.
+    known[np.logical_or.accumulate(ended, 1)] = EOS_ID
+    rows = self._texts[known].view(f"U{self._width * tokens.shape[1]}")
+    return [row.replace("\0", "") for row in rows.ravel().tolist()]
 
   def decode(self, ids: Sequence[int]) -> str:
     ids = np.asarray(ids, np.int64).reshape(1, -1)

@@ -115,6 +115,8 @@ class DrawnPrompts(Prompts):
   @functools.cached_property
   def metadata(self) -> list[dict[str, Any]]:
     columns = {"level": self.rows.levels.tolist()}
+    if not self.rows.metadata:
+      return [{"level": level} for level in columns["level"]]
     columns |= {k: value.tolist() for k, value in self.rows.metadata.items()}
     names = list(columns)
     return [dict(zip(names, values)) for values in zip(*columns.values())]
