@@ -193,6 +193,11 @@ class Collector:
     def meanwhile():
       with timer("allocate"):
         self._parts.allocator.meanwhile(groups)
+      if len(groups.round_counts) == 1:
+        with timer("prefill"):
+          self._parts.stream.prefetch()
+        with timer("reward"):  # They are made when first asked for.
+          _ = self._prompts.answers, self._prompts.metadata
 
     while True:
       with timer("allocate"):

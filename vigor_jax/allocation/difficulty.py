@@ -19,7 +19,7 @@ SHRINKAGE = 8.0  # prompts' worth of a knot's surroundings
 # What prompts at other knots count for there, by distance.
 NEARBY = 0.5 ** np.abs(KNOTS[:, None] - KNOTS) * (KNOTS[:, None] != KNOTS)
 COMMON = 0.5  # prompts' worth of the common prior among them
-UPDATES = 1  # iterations of EM with the counts of a step so far
+UPDATES = 3  # iterations of EM with the counts of a step so far
 PAIR = 0.25  # most variance of a 0/1 reward: what two of them tell of phi
 
 

@@ -109,6 +109,7 @@ class EbPredicted(eb_effective.EbEffective):
     self.seen = -1  # last position of the stream that was looked at
     self._designs = None  # stream, positions and designs of the last peek
     self._planned = None  # what `plan` found for the next step
+    self.behind = False  # whether the last step's counts are to be fitted
 
   def begin(self, stream, step: int) -> base.Groups:
     prompts = stream.peek(self.window)
@@ -153,8 +154,28 @@ class EbPredicted(eb_effective.EbEffective):
 
   def meanwhile(self, groups: base.Groups) -> None:
     look = groups.plan
-    if look is not None and self.options.refits:
-      look.ahead = self.ahead(look, groups.counts)
+    if look is not None:
+      self.catch_up(groups.step)
+      if self.options.refits:
+        look.ahead = self.ahead(look, groups.counts)
+
+  def catch_up(self, step: int) -> None:
+    """Learns priors from the steps before, once in a step.
+
+    Before its first verdicts are needed, so that it can be done while the
+    device decodes; prompts to open were chosen by what was known until then.
+    """
+    if not self.behind:
+      return
+    self.behind = False
+    # At once: as long as it believes wrong verdicts it seeks out hopeless
+    # prompts, whose successes are all false, and the policy unlearns.
+    self.estimate(step, wait=1)
+    none = np.zeros(0)
+    self.fit(none, none)
+    self.conditional.fit(
+      self.likelihood, self.weights, PATIENCE * self.options.em_iterations
+    )
 
   def designs(self, stream, prompts) -> np.ndarray | None:
     """Designs of what was peeked: float64 [k, r + 1]; None if all look alike.
@@ -231,6 +252,7 @@ class EbPredicted(eb_effective.EbEffective):
   def marginal(self, groups: base.Groups):
     if groups.plan is None:
       return super().marginal(groups)
+    self.catch_up(groups.step)
     opened, look = groups.opened, groups.plan
     n, k = groups.n[opened], groups.reward_sum[opened]
     learns = len(groups.round_counts) <= self.options.refits
@@ -313,13 +335,7 @@ class EbPredicted(eb_effective.EbEffective):
     self.predictor.commit(look.fit)
     self.graded.sums = self.graded.after(look.forecast[done], own)
     self.conditional.remember(self.tally(n, k, look.forecast[done]))
-    # At once: as long as it believes wrong verdicts it seeks out hopeless
-    # prompts, whose successes are all false, and the policy unlearns.
-    self.estimate(groups.step, wait=1)
-    self.fit(n[:0], k[:0])
-    self.conditional.fit(
-      self.likelihood, self.weights, PATIENCE * self.options.em_iterations
-    )
+    self.behind = True
 
   def tallies(self) -> np.ndarray:
     """By the forecast's level, by which prompts were chosen and spent on."""
@@ -332,6 +348,7 @@ class EbPredicted(eb_effective.EbEffective):
       "rho": self.rho,
       "price": self.price,
       "seen": self.seen,
+      "behind": self.behind,
       "predictor": self.predictor.state_dict(),
       "conditional": self.conditional.state_dict(),
       "graded": self.graded.sums.tolist(),
@@ -343,6 +360,7 @@ class EbPredicted(eb_effective.EbEffective):
     self.rho = float(state["rho"])
     self.price = float(state["price"])
     self.seen = int(state["seen"])
+    self.behind = bool(state["behind"])
     self.predictor.load_state_dict(state["predictor"])
     self.conditional.load_state_dict(state["conditional"])
     self.graded.sums = np.asarray(state["graded"], np.float64)

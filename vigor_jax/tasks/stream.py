@@ -102,6 +102,9 @@ class Source(Protocol):
   def at(self, seed: int, positions: np.ndarray) -> Prompts:
     """The prompts at int64 positions [k]."""
 
+  def prefetch(self, seed: int, positions: np.ndarray) -> None:
+    """Does what `at` may have done for it in advance."""
+
 
 class FreshSource:
   """Prompts drawn on demand: position i never comes back.
@@ -125,6 +128,10 @@ class FreshSource:
       found = self._draw(seed, block)
     self._blocks[key] = found  # The last used goes last.
     return found
+
+  def prefetch(self, seed: int, positions: np.ndarray) -> None:
+    for block in np.unique(positions // BLOCK):
+      self._block(seed, int(block))
 
   def at(self, seed: int, positions: np.ndarray) -> Prompts:
     positions = np.asarray(positions, np.int64)
@@ -165,6 +172,9 @@ class FixedSource:
       here = epochs == epoch
       rows[here] = self._order(seed, int(epoch))[offsets[here]]
     return rows
+
+  def prefetch(self, seed: int, positions: np.ndarray) -> None:
+    """They are all here."""
 
   def at(self, seed: int, positions: np.ndarray) -> Prompts:
     prompts = self.prompts.take(self.rows(seed, positions))
@@ -220,6 +230,13 @@ class PromptStream:
     if self._seen is None or not np.array_equal(self._seen[0], whole):
       self._seen = whole, self._source.at(self._seed, whole)
     return self._seen[1]
+
+  def prefetch(self) -> None:
+    """Draws what the next peek will show if all of the last one is consumed."""
+    if self._peeked is not None:
+      first = max(self._next, int(self._peeked[-1]) + 1)
+      more = np.arange(first, first + len(self._peeked))
+      self._source.prefetch(self._seed, more * self._num_shards + self._shard)
 
   def advance(self, consumed: np.ndarray) -> None:
     """Consumes prompts of the last peek; the others return to the head.
