@@ -20,6 +20,9 @@ SHRINKAGE = 8.0  # prompts' worth of a knot's surroundings
 NEARBY = 0.5 ** np.abs(KNOTS[:, None] - KNOTS) * (KNOTS[:, None] != KNOTS)
 COMMON = 0.5  # prompts' worth of the common prior among them
 UPDATES = 3  # iterations of EM with the counts of a step so far
+# What `_mix` is made of.
+_NEARBY = SHRINKAGE * np.column_stack([NEARBY, np.full(len(KNOTS), COMMON)])
+_OWN = np.eye(len(KNOTS), len(KNOTS) + 1)
 PAIR = 0.25  # most variance of a 0/1 reward: what two of them tell of phi
 
 
@@ -81,16 +84,20 @@ class Conditional:
       likelihood: float64 [m, grid], of their counts; each row up to a factor.
       common: float64 [grid], the prior of all prompts.
     """
-    member = (place.nearest == np.arange(len(KNOTS))[:, None]).astype(float)
-    mix = _mix(self.expected.sum(1) + member.sum(1))
+    nearest = place.nearest
+    member = np.zeros((len(KNOTS), len(nearest)))
+    member[nearest, np.arange(len(nearest))] = 1
+    number = np.bincount(nearest, minlength=len(KNOTS))
+    mix = _mix(self.expected.sum(1) + number)
     both = np.empty((len(KNOTS) + 1, len(common)))
-    both[-1] = common
+    both[-1], tables = common, self.tables
     for _ in range(UPDATES):
-      post = self.tables[place.nearest]
+      post = tables.take(nearest, 0)
       post *= likelihood
-      post /= post.sum(1, keepdims=True)
-      np.add(self.expected, member @ post, out=both[:-1])
-      self.tables = mix @ both
+      post /= post.sum(1)[:, None]
+      np.add(self.expected, member.dot(post), out=both[:-1])
+      tables = mix.dot(both)
+    self.tables = tables
 
   def remember(self, rows: np.ndarray) -> None:
     """Appends a finished step's rows."""
@@ -164,12 +171,9 @@ def _mix(number) -> np.ndarray:
   Returns:
     float64 [knots, knots + 1].
   """
-  number = number[:, None]
-  around = NEARBY @ number + COMMON
-  mix = np.empty((len(KNOTS), len(KNOTS) + 1))
-  mix[:, :-1] = SHRINKAGE * NEARBY / around + np.eye(len(KNOTS))
-  mix[:, -1:] = SHRINKAGE * COMMON / around
-  mix /= number + SHRINKAGE
+  mix = _NEARBY / (NEARBY.dot(number) + COMMON)[:, None]
+  mix += _OWN
+  mix /= (number + SHRINKAGE)[:, None]
   return mix
 
 
@@ -198,9 +202,9 @@ class Place:
 
   def between(self, at_knots) -> np.ndarray:
     """Interpolates rows [knots, c], the outermost ones beyond: [k, c]."""
-    result = (at_knots[1:] - at_knots[:-1])[self.low]
+    result = (at_knots[1:] - at_knots[:-1]).take(self.low, 0)
     result *= self.share[:, None]
-    result += at_knots[self.low]
+    result += at_knots.take(self.low, 0)
     return result
 
 

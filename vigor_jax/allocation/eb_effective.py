@@ -154,7 +154,9 @@ class EbEffective(widening.Widening):
   def likelihood(self, n, k) -> np.ndarray:
     """Of counts [m] over GRID, each row up to a factor: float64 [m, 19]."""
     phi = self.phi
-    return likelihood(n / phi, k / phi, self.noise)
+    if phi != 1:
+      n, k = n / phi, k / phi
+    return likelihood(n, k, self.noise)
 
   @property
   def table(self) -> np.ndarray:

@@ -129,14 +129,21 @@ class Predictor:
       start: weights to begin at; default: those before the step.
     """
     # Verdicts of one prompt share what its features do not tell.
-    worth = n / (1 + (n - 1) * ALIKE)
+    each = 1 / (1 + (n - 1) * ALIKE)
+    worth = n * each
     seen = worth.nonzero()[0]
     own = z if len(seen) == len(n) else z.take(seen, 0)
     w = self.mean if start is None else start
     t = z.dot(w)
     p = _logistic(t)
-    fit = self._at(w, own, worth[seen], p[seen])
-    return Ahead(z, n, worth, seen, own, t, p, _variance(z, fit.root), fit)
+    expected = worth * p
+    weight = expected * (1 - p)
+    fit = self._at(w, own, weight.take(seen))
+    return Ahead(
+      z, n, each, worth, seen, own, t, expected,
+      _without(_variance(z, fit.root), weight), fit,
+      self._before().dot(w - self.mean),
+    )  # fmt: skip
 
   def fit(self, ahead: Ahead, k, newton: int = NEWTON) -> Fit:
     """The weights after the verdicts that `ahead` tells the number of.
@@ -146,31 +153,29 @@ class Predictor:
       k: float64 [m], how many of them were right.
       newton: most iterations.
     """
-    worth = np.ones(len(k))
-    np.divide(ahead.worth, ahead.n, out=worth, where=ahead.n > 0)
-    every_k = k * worth
+    every_k = k * ahead.each
     seen, z = ahead.seen, ahead.own
-    n, k = ahead.worth[seen], every_k[seen]
+    n, k = ahead.worth.take(seen), every_k.take(seen)
     before, across = self._before(), z.T
 
     def loss(t, move, pull):
       """Minus the log posterior, from the logits and the prior's slope."""
       return n.dot(np.logaddexp(0, t)) - k.dot(t) + move.dot(pull) / 2
 
-    fit, p, t = ahead.fit, ahead.p[seen], ahead.t[seen]
-    w = fit.mean
-    move = w - self.mean
-    pull = before.dot(move)
+    fit, expected, t = ahead.fit, ahead.expected.take(seen), ahead.t.take(seen)
+    w, pull = fit.mean, ahead.pull
     for iteration in range(newton):
       if iteration:
         p = _logistic(t)
-        fit = self._at(w, z, n, p)
-      slope = across.dot(k - n * p) - pull
+        expected = n * p
+        fit = self._at(w, z, expected * (1 - p))
+      slope = across.dot(k - expected) - pull
       step = fit.root.T.dot(fit.root.dot(slope))
       gain = slope.dot(step) / 2  # of the log posterior, nearly
       turn, push = z.dot(step), before.dot(step)
       # Newton's step may be too long far from the solution.
       if gain > SURE or np.abs(turn).max(initial=0) > SURE:
+        move = w - self.mean
         value, size = loss(t, move, pull), 1.0
         while (
           loss(t + size * turn, move + size * step, pull + size * push) > value
@@ -178,23 +183,24 @@ class Predictor:
         ):
           size /= 2
         step, turn, push = size * step, size * turn, size * push
-      w, move = w + step, move + step
-      t, pull = t + turn, pull + push
+      w, t, pull = w + step, t + turn, pull + push
       if gain < LAST:
         break
     # Leaving one prompt out, by one step of Newton from the common solution.
-    share = ahead.share if fit is ahead.fit else _variance(ahead.z, fit.root)
-    fit = Fit(w, fit.root, fit.precision)
     t = ahead.z.dot(w)
-    p = _logistic(t)
-    expected = ahead.worth * p
-    rest = share / np.maximum(1 - expected * (1 - p) * share, TINY)
-    fit.without = _moderate(t - rest * (every_k - expected), rest)
-    return fit
+    expected = ahead.worth * _logistic(t)
+    rest = ahead.rest
+    if fit is not ahead.fit:
+      weight = expected * (1 - _logistic(t))
+      rest = _without(_variance(ahead.z, fit.root), weight)
+    return Fit(
+      w, fit.root, fit.precision,
+      _moderate(t - rest * (every_k - expected), rest),
+    )  # fmt: skip
 
-  def _at(self, w, z, n, p) -> Fit:
-    """The posterior's curvature at weights w, where successes have chance p."""
-    precision = self._before() + _square(z, n * p * (1 - p))
+  def _at(self, w, z, weight) -> Fit:
+    """The posterior's curvature at weights w, where designs z weigh this."""
+    precision = self._before() + _square(z, weight)
     return Fit(w, _inverse_root(_factor(precision)), precision)
 
   def _before(self) -> np.ndarray:
@@ -261,22 +267,26 @@ class Ahead:
 
   Attributes:
     z, n: float64 [m, r + 1] and [m], as they were given.
-    worth: float64 [m], what the verdicts count for.
+    each, worth: float64 [m], what a prompt's verdict counts for, and all of
+      them.
     seen: int64 [s], prompts that will have verdicts; own: their designs.
-    t, p: float64 [m], logits and chances at the weights it begins with.
-    share: float64 [m], variance of the logits.
-    fit: curvature at these weights.
+    t, expected: float64 [m], logits, and what `worth` comes to by them.
+    rest: float64 [m], variance of the logits without the prompt's verdicts.
+    fit: curvature at the weights that the fit begins with.
+    pull: float64 [r + 1], slope of what was known before, there.
   """
 
   z: np.ndarray
   n: np.ndarray
+  each: np.ndarray
   worth: np.ndarray
   seen: np.ndarray
   own: np.ndarray
   t: np.ndarray
-  p: np.ndarray
-  share: np.ndarray
+  expected: np.ndarray
+  rest: np.ndarray
   fit: Fit
+  pull: np.ndarray
 
 
 def _with_level(matrix) -> np.ndarray:
@@ -317,6 +327,11 @@ def _variance(z, root) -> np.ndarray:
   """Of the logits of designs z, with covariance root' root: float64 [k]."""
   y = blas.dtrmm(1.0, root, z.T, lower=1)  # half of a product's work
   return np.einsum("ij,ij->j", y, y)
+
+
+def _without(variance, weight):
+  """Variances of logits, less what a prompt's own `weight` told of its."""
+  return variance / np.maximum(1 - weight * variance, TINY)
 
 
 def _moderate(logit, variance):

@@ -35,16 +35,11 @@ CATCHING_UP = (0.35, 1.25)
 
 def likelihood(n, k, noise: float) -> np.ndarray:
   """Of n verdicts, k seen right, over GRID: float64 [m, 19], rows up to 1."""
-  return _likelihood(np.asarray(n, float), np.asarray(k, float), noise)[0]
-
-
-def _likelihood(n, k, noise: float) -> tuple[np.ndarray, np.ndarray]:
-  """`likelihood`, and the logarithm of what its rows were divided by: [m]."""
+  n, k = np.asarray(n, float), np.asarray(k, float)
   codes = eb_widening.codes(n, k)
   if codes is None:
-    return _computed(n, k, noise)
-  rows, top = _table(noise)
-  return rows.take(codes, 0), top.take(codes)
+    return _computed(n, k, noise)[0]
+  return _table(noise)[0].take(codes, 0)
 
 
 @functools.lru_cache(maxsize=16)
@@ -57,6 +52,7 @@ def _table(noise: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _computed(n, k, noise: float) -> tuple[np.ndarray, np.ndarray]:
+  """`likelihood`, and the logarithm of what its rows were divided by: [m]."""
   right, wrong = _logs(noise)
   logs = k[:, None] * right
   logs += (n - k)[:, None] * wrong
