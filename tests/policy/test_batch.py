@@ -415,7 +415,10 @@ def test_thinning_leaves_out_what_the_policy_was_sure_of():
   assert 0 < kept.count(pytest.approx(-0.125)) < 0.1 * len(kept)
 
 
-def test_an_update_takes_as_many_rollouts_as_its_noise_asks_for():
+def test_an_update_takes_as_many_rollouts_as_its_noise_asks_for(monkeypatch):
+  monkeypatch.setattr(  # No more than that.
+    thinning, "filling", lambda *args: args[4]
+  )
   step = Step(UNEVEN, lengths=[4] * 17)
   step.buffer.logprobs[:] = -1.0
   counts = []
@@ -435,6 +438,44 @@ def test_an_update_takes_as_many_rollouts_as_its_noise_asks_for():
       assert (added <= noise * (size**2).sum()) == (not fewer)
   both = step.batch(update_noise=1e-6, update_rollouts=6)
   assert both.active == 6
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 2.0])
+def test_an_update_takes_what_its_micro_batches_hold(monkeypatch, noise):
+  step = Step([[1, 0, 0, 1, 0.5, 0, 0] * 3] * 8)
+  changes = dict(update_noise=noise, row_length=48)
+  full = step.batch(**changes)
+  with monkeypatch.context() as patched:
+    patched.setattr(thinning, "filling", lambda *args: args[4])
+    least = step.batch(**changes)
+  used = [
+    b.minibatches[0].num_micro
+    for b in (least, full, step.batch(row_length=48))
+  ]
+  assert used[0] == used[1] < used[2]
+  assert full.active > least.active and full.useful_share > least.useful_share
+  assert full.useful_share > 0.7
+  capped = step.batch(**changes, update_rollouts=least.active)
+  assert capped.active == least.active
+
+
+@pytest.mark.parametrize("full", [0.75, 1.5])
+def test_a_filled_update_is_the_whole_one_on_average(monkeypatch, full):
+  """Also where it was to fit and does not."""
+  monkeypatch.setattr(thinning, "FULL", full)
+  step, total, draws = Step(UNEVEN), collections.Counter(), 2000
+  taken = set()
+  for number in range(draws):
+    batch = step.batch(step=number, update_noise=4.0, row_length=16)
+    taken.add(batch.active)
+    for completion, advantage, weight in rollouts_of(batch.minibatches[0]):
+      total[completion] += advantage * weight / draws
+  assert max(taken) < 13
+  whole = collections.Counter()
+  for completion, advantage, weight in rollouts_of(step.batch().minibatches[0]):
+    whole[completion] += advantage * weight
+  for completion, value in whole.items():
+    assert total[completion] == pytest.approx(value, rel=0.25)
 
 
 def test_a_thinned_update_takes_less_memory():

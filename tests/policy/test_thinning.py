@@ -106,3 +106,21 @@ def test_as_few_draws_as_are_enough(seed):
     assert 1 <= number <= len(size)
     assert variance(number) <= allowed * (1 + 1e-9)
     assert number == 1 or variance(number - 1) > allowed * (1 - 1e-9)
+
+
+def test_filling_by_hand():
+  # Ten prompts of 4 tokens with two rollouts of 3 each: n draws, from one prompt
+  # after another, take 3 n tokens and 4 for each prompt.
+  size, group = np.ones(20), np.repeat(np.arange(10), 2)
+  lengths, prompts = np.full(20, 3), np.full(20, 4)
+  tokens = [3 * n + 4 * min(n, 10) for n in range(21)]
+  for slots in (20, 50, 1000):
+    for least in (1, 5, 12, 20):
+      number = thinning.filling(
+        size, group, lengths, prompts, least, 20, slots
+      )
+      room = -(-tokens[least] // (thinning.PACKED * slots))
+      fit = [
+        n for n in range(21) if tokens[n] <= room * thinning.FULL * slots
+      ]
+      assert number == max(least, *fit)

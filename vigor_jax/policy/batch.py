@@ -179,15 +179,20 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
     if not estimator.keep_all:
       use = (advantage[part] != 0) & (weight[part] != 0)
     rows = part[use]
-    used, taken = weight, rows
+
+    def packed_of(taken, used):
+      return taken, *buckets.pack(
+          group[taken], prompts, buffer.tokens[order[taken]], lengths[taken],
+          advantage[taken], used[taken], buffer.logprobs[order[taken]],
+          shapes=estimator.shapes, rollouts=estimator.most(buffer.budget))
+
     if len(rows) and (estimator.update_rollouts or estimator.update_noise):
-      taken, used = _thinned(rows, group, buffer, order, advantage, weight,
-                             estimator, seed, step, len(minibatches))
+      fewer = _Fewer(rows, group, buffer, order, advantage, weight, estimator,
+                     seed, step, len(minibatches))
+      taken, packed, num_micro = fewer.packed(packed_of, prompts)
+    else:
+      taken, packed, num_micro = packed_of(rows, weight)
     signal += len(rows)
-    packed, num_micro = buckets.pack(
-        group[taken], prompts, buffer.tokens[order[taken]], lengths[taken],
-        advantage[taken], used[taken], buffer.logprobs[order[taken]],
-        shapes=estimator.shapes, rollouts=estimator.most(buffer.budget))
     minibatches.append(
         Minibatch(packed, num_micro, denominator / len(parts)))
     active += len(taken)
@@ -196,27 +201,50 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
                float(np.mean(shares)))
 
 
-def _thinned(rows, group, buffer, order, advantage, weight, estimator, seed,
-             step, minibatch):
-  """The rows to keep for an optimiser step, and all rows' new weights."""
-  at = order[rows]
-  first, inverse = thinning.equal(group[rows], advantage[rows],
-                                  buffer.tokens[at], buffer.lengths[at])
-  whole = advantage[rows] * weight[rows]
-  summed = np.bincount(inverse, weight[rows], len(first))
-  rows = rows[first]
-  number = estimator.update_rollouts // estimator.minibatches or len(rows)
-  at = at[first]
-  surprise = thinning.surprise(buffer.logprobs[at], buffer.lengths[at])
-  size = np.abs(advantage[rows] * summed) * surprise
-  if estimator.update_noise:
-    noise = np.bincount(inverse, whole * whole, len(first))
-    noise = (noise * surprise * surprise).sum()
-    number = min(number, thinning.enough(size, estimator.update_noise * noise))
-  probability = thinning.probabilities(size, number)
-  start = addressed.addressed_uniform(seed, step, minibatch, [0],
-                                      _THINNING_PURPOSE)[0]
-  kept = thinning.draw(probability, start)
-  result = weight.copy()
-  result[rows[kept]] = summed[kept] / probability[kept]
-  return rows[kept], result
+class _Fewer:
+  """The rollouts of an optimiser step, drawn; see thinning."""
+
+  def __init__(self, rows, group, buffer, order, advantage, weight, estimator,
+               seed, step, minibatch):
+    at = order[rows]
+    first, inverse = thinning.equal(group[rows], advantage[rows],
+                                    buffer.tokens[at], buffer.lengths[at])
+    whole = advantage[rows] * weight[rows]
+    self._summed = np.bincount(inverse, weight[rows], len(first))
+    self._rows, self._weight = rows[first], weight
+    at = at[first]
+    self._group, self._lengths = group[self._rows], buffer.lengths[at]
+    self._estimator = estimator
+    self._most = (
+        estimator.update_rollouts // estimator.minibatches or len(at))
+    self._most = self._least = min(self._most, len(at))
+    surprise = thinning.surprise(buffer.logprobs[at], self._lengths)
+    self._size = np.abs(advantage[self._rows] * self._summed) * surprise
+    if estimator.update_noise:
+      noise = np.bincount(inverse, whole * whole, len(first))
+      noise = estimator.update_noise * (noise * surprise * surprise).sum()
+      self._least = min(self._most, thinning.enough(self._size, noise))
+    self._start = addressed.addressed_uniform(
+        seed, step, minibatch, [0], _THINNING_PURPOSE)[0]
+
+  def packed(self, pack, prompts):
+    """What pack(rollouts, weights of all) makes of as many as fit.
+
+    That are as few as may be, and others in what room they leave.
+    """
+    number = self._least
+    if number < self._most:
+      # Whether the draw then fits must not change it: that would favour some.
+      number = thinning.filling(
+          self._size, self._group, self._lengths,
+          np.array([len(prompts[g]) for g in self._group]), number, self._most,
+          self._estimator.rows_per_micro * self._estimator.row_length)
+    return pack(*self._drawn(number))
+
+  def _drawn(self, number: int):
+    probability = thinning.probabilities(self._size, number)
+    kept = thinning.draw(probability, self._start)
+    used = self._weight.copy()
+    used[self._rows[kept]] = self._summed[kept] / probability[kept]
+    return self._rows[kept], used
+

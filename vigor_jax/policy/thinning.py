@@ -12,6 +12,9 @@ rollout j with probability pi_j and divides its weight by pi_j (Horvitz and
 Thompson 1952), so that the gradient's expectation over the draw is the whole
 gradient.
 
+A micro-batch costs the same whether it is full or not. So there are as many more
+as need no further one.
+
 The variance is least at pi_j proportional to the norm of the rollout's
 gradient, at most 1 (Neyman's allocation). That is |advantage x weight| times
 the norm of grad log p(rollout), which is small where the policy was nearly
@@ -22,6 +25,9 @@ from __future__ import annotations
 
 import numpy as np
 
+# Shares of packed slots that hold a token where there is no lack of them: nearly
+# always, and at best. In rows of 32 tokens they were .79 to .87.
+FULL, PACKED = 0.75, 0.85
 FLOOR = 0.05  # of a squared norm, in units of one wholly unlikely token's
 
 
@@ -114,6 +120,42 @@ def enough(size: np.ndarray, variance: float) -> int:
     return len(down)
   m = int(np.argmax(fits))
   return min(len(down), int(np.ceil(m + others[m])))
+
+
+def filling(size: np.ndarray, group: np.ndarray, lengths: np.ndarray,
+            prompts: np.ndarray, least: int, most: int, slots: int) -> int:
+  """The most draws that will need no more micro-batches than `least` do.
+
+  Packed, a rollout takes its length, and its prompt's length once.
+
+  Args:
+    size: float [N], as in `probabilities`.
+    group, lengths, prompts: int [N], of each rollout its group, its length and
+      that of its prompt.
+    least, most: numbers of draws.
+    slots: tokens of a micro-batch.
+
+  Returns:
+    A number from least to most, as far as it can be foreseen.
+  """
+  of_group = np.zeros(int(group.max(initial=0)) + 1)
+  of_group[group] = prompts
+
+  def tokens(number: int) -> float:
+    chance = probabilities(size, number)
+    # Systematic draws take of each group nearly its share.
+    copies = np.minimum(1.0, np.bincount(group, chance))
+    return chance.dot(lengths) + copies.dot(of_group)
+
+  room = FULL * slots * np.ceil(tokens(least) / (PACKED * slots))
+  low, high = least, most
+  while low < high:
+    middle = (low + high + 1) // 2
+    if tokens(middle) <= room:
+      low = middle
+    else:
+      high = middle - 1
+  return low
 
 
 def draw(probability: np.ndarray, start: float) -> np.ndarray:
