@@ -40,7 +40,8 @@ class Estimator:
     update_rollouts: at most so many rollouts of a step in its update, equal
       ones counted once; 0: all.
     update_noise: most variance that drawing them may add to the gradient, as a
-      multiple of what it has; 0: whatever update_rollouts leaves.
+      multiple of what it has, with as many more as their micro-batches hold; 0:
+      whatever update_rollouts leaves.
     row_length, rows_per_micro: shape of a packed micro-batch.
     max_new_tokens: longest completion.
     row_buckets: lengths of shorter rows, ascending.
