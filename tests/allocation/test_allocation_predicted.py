@@ -266,8 +266,8 @@ class TestRule:
         asked.append(len(prompts))
         x = features.of(prompts)
         if news:  # Twice, kinds that were not there before.
-          x[:, 1] += np.where(prompts.uids > 1000, prompts.uids % 7, 0)
-          x[:, 3] += np.where(prompts.uids > 1700, prompts.uids % 5, 0)
+          x[:, 1] += np.where(prompts.uids > 950, prompts.uids % 7, 0)
+          x[:, 3] += np.where(prompts.uids > 1200, prompts.uids % 5, 0)
         return x
 
       ask.by_row = by_row

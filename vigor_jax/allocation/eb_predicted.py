@@ -79,6 +79,7 @@ class Look:
     forecast: float64 [max_prompts], logits, made from the verdicts so far but
       for the prompt's own.
     ahead: for the next fit of the predictor, once the round is under way.
+    first: the one of the opening.
     fit: the predictor after the last round.
     value: (A, D) of the last round.
   """
@@ -86,6 +87,7 @@ class Look:
   design: np.ndarray
   forecast: np.ndarray
   ahead: predictor.Ahead | None = None
+  first: predictor.Ahead | None = None
   fit: predictor.Fit | None = None
   value: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -157,7 +159,8 @@ class EbPredicted(eb_effective.EbEffective):
     if look is not None:
       self.catch_up(groups.step)
       if self.options.refits:
-        look.ahead = self.ahead(look, groups.counts)
+        between = 1 < len(groups.round_counts) <= self.options.rounds
+        look.ahead = self.ahead(look, groups, between)
 
   def catch_up(self, step: int) -> None:
     """Learns priors from the steps before, once in a step.
@@ -299,16 +302,26 @@ class EbPredicted(eb_effective.EbEffective):
     new = difficulty.Spread.of(others, sums, self.phi)
     return phi / self.phi, new / self.phi
 
-  def ahead(self, look, n) -> predictor.Ahead:
-    """What the next fit needs but the verdicts; n: [max_prompts], of them."""
-    start = look.fit.mean if look.fit else None
-    return self.predictor.ahead(look.design, n, start)
+  def ahead(self, look, groups, between: bool) -> predictor.Ahead:
+    """What the next fit needs but the verdicts asked for.
+
+    Most verdicts of a step are the opening's and those before its end: the
+    rounds between go by the opening's curvature.
+    """
+    ahead = self.predictor.ahead(
+      look.design, groups.counts, look.fit.mean if look.fit else None,
+      look.first if between else None,
+    )  # fmt: skip
+    look.first = look.first or ahead
+    return ahead
 
   def forecast(self, look, groups, newton) -> None:
     """Forecasts anew, from the verdicts on other prompts."""
     ahead, look.ahead = look.ahead, None
-    if ahead is None or not np.array_equal(ahead.n, groups.n):
-      ahead = self.ahead(look, groups.n)
+    done = ahead is not None and np.array_equal(ahead.n, groups.n)
+    if not done or (newton > NEWTON and not ahead.curved):
+      between = newton == NEWTON and len(groups.round_counts) > 1
+      ahead = self.ahead(look, groups, between)
     look.fit = self.predictor.fit(ahead, groups.reward_sum, newton)
     look.forecast = look.fit.without
 

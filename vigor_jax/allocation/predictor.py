@@ -117,7 +117,7 @@ class Predictor:
       self._root = _inverse_root(_factor(self.precision))
     return Fit(self.mean, self._root).forecast(z)
 
-  def ahead(self, z, n, start=None) -> Ahead:
+  def ahead(self, z, n, start=None, like: Ahead | None = None) -> Ahead:
     """What a fit needs that does not depend on what the verdicts say.
 
     The precision after a step's verdicts follows from their number: it can be
@@ -127,6 +127,7 @@ class Predictor:
       z: float64 [m, r + 1], designs.
       n: [m], verdicts there will be; may be 0.
       start: weights to begin at; default: those before the step.
+      like: of the same designs, whose curvature will do; for one iteration.
     """
     # Verdicts of one prompt share what its features do not tell.
     each = 1 / (1 + (n - 1) * ALIKE)
@@ -137,13 +138,16 @@ class Predictor:
     t = z.dot(w)
     p = _logistic(t)
     expected = worth * p
-    weight = expected * (1 - p)
-    fit = self._at(w, own, weight.take(seen))
+    if like is None:
+      weight = expected * (1 - p)
+      fit = self._at(w, own, weight.take(seen))
+      rest = _without(_variance(z, fit.root), weight)
+    else:
+      fit, rest = Fit(w, like.fit.root, like.fit.precision), like.rest
+    pull = self._before().dot(w - self.mean)
     return Ahead(
-      z, n, each, worth, seen, own, t, expected,
-      _without(_variance(z, fit.root), weight), fit,
-      self._before().dot(w - self.mean),
-    )  # fmt: skip
+      z, n, each, worth, seen, own, t, expected, rest, fit, pull, like is None
+    )
 
   def fit(self, ahead: Ahead, k, newton: int = NEWTON) -> Fit:
     """The weights after the verdicts that `ahead` tells the number of.
@@ -274,6 +278,7 @@ class Ahead:
     rest: float64 [m], variance of the logits without the prompt's verdicts.
     fit: curvature at the weights that the fit begins with.
     pull: float64 [r + 1], slope of what was known before, there.
+    curved: whether the curvature is that of these verdicts.
   """
 
   z: np.ndarray
@@ -287,6 +292,7 @@ class Ahead:
   rest: np.ndarray
   fit: Fit
   pull: np.ndarray
+  curved: bool
 
 
 def _with_level(matrix) -> np.ndarray:
