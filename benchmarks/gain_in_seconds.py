@@ -21,15 +21,15 @@ signal. These ratios say what is left of a gain:
 The rule in its lean form (common/lean.py). Beside it the rule as it is by
 default, eb_effective, whose host work is less, and a lean uniform split.
 
-Every rule with its tuned learning rate, over its own way to the late target: as
-many steps as its runs took in docs/claims.json (median). Whole steps, the rules
-taking turns in one process on one core; CPU seconds, but for demo_wall_... On the
-demo's model the lower quartile of the way's steps. The large model is the small
-one laid into large matrices (common/widened.py), so that it says what a policy
-in training says: at POINTS steps of the small run's way, the midpoints of equal
-parts, policy, history and place in the stream are handed to it, and that step is
-done by both. Sums of these steps. About 12 minutes; --quick takes a small model
-in place of the large one.
+Every rule with its tuned learning rate, over its own way to the late target:
+as many steps as its runs took in docs/claims.json (median). Whole steps, the
+rules taking turns in one process on one core; CPU seconds, but for
+demo_wall_... On the demo's model the lower quartile of the way's steps. The
+large model is the small one laid into large matrices (common/widened.py), so
+that it says what a policy in training says: at POINTS steps of the small run's
+way, the midpoints of equal parts, policy, history and place in the stream are
+handed to it, and that step is done by both. Sums of these steps. About 12
+minutes; --quick takes a small model in place of the large one.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """eb_predicted: features, priors by forecast, the choice."""
 
 import copy
+import functools
 import json
 import types
 
@@ -12,7 +13,6 @@ from vigor_jax.allocation import (
   difficulty,
   eb_effective,
   features,
-  predictor,
   wrong_verdicts,
 )
 from vigor_jax.allocation.eb_widening import GRID
@@ -400,19 +400,18 @@ class TestRule:
       kind = groups.uids[group] % 3
       return np.choose(kind, [0.25, draws(groups, group, sample), 1.0])
 
+    def looks(uids, seed):
+      noise = [
+        helpers.uniform_of(uids, salt + 7 * seed) - 0.5 for salt in range(4)
+      ]
+      level = np.choose(np.asarray(uids) % 3, [0.0, 0.5, 3.0])
+      return np.column_stack([level + noise[0], *noise])
+
     def wasted():
       total = 0
       for seed in range(4):
-
-        def looks(uids):
-          noise = [
-            helpers.uniform_of(uids, salt + 7 * seed) - 0.5 for salt in range(4)
-          ]
-          level = np.choose(np.asarray(uids) % 3, [0.0, 0.5, 3.0])
-          return np.column_stack([level + noise[0], *noise])
-
         rule = helpers.make("eb_predicted", seed=seed)
-        stream = helpers.Stream(look=looks)
+        stream = helpers.Stream(look=functools.partial(looks, seed=seed))
         groups = [helpers.run_step(rule, stream, reward, s) for s in range(12)]
         assert rule.phi < eb_effective.BINARY
         total += sum(g.counts[g.uids % 3 == 0].sum() for g in groups[4:])

@@ -138,8 +138,8 @@ def default_config(task: str = "arithmetic") -> ml_collections.ConfigDict:
     # expected gradient is the same. 0: all with signal.
     update_rollouts=0,
     # The same, but as few micro-batches as add at most so much variance to the
-    # update, as a multiple of the variance it has, filled; 0: off. With both, no
-    # more than either.
+    # update, as a multiple of the variance it has, filled; 0: off. With both,
+    # no more than either.
     update_noise=0.0,
     old_logprobs="sampler",
     rollout_is_cap=0.0,  # Cap of the sampler/trainer weights; 0: off.

@@ -12,8 +12,8 @@ rollout j with probability pi_j and divides its weight by pi_j (Horvitz and
 Thompson 1952), so that the gradient's expectation over the draw is the whole
 gradient.
 
-A micro-batch costs the same whether it is full or not. So there are as many more
-as need no further one.
+A micro-batch costs the same whether it is full or not. So there are as many
+more as need no further one.
 
 The variance is least at pi_j proportional to the norm of the rollout's
 gradient, at most 1 (Neyman's allocation). That is |advantage x weight| times
@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import numpy as np
 
-# Shares of packed slots that hold a token where there is no lack of them: nearly
-# always, and at best. In rows of 32 tokens they were .79 to .87.
+# Shares of packed slots that hold a token where there is no lack of them:
+# nearly always, and at best. In rows of 32 tokens they were .79 to .87.
 FULL, PACKED = 0.75, 0.85
 FLOOR = 0.05  # of a squared norm, in units of one wholly unlikely token's
 
