@@ -18,7 +18,6 @@ prompts a few at a time).
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from typing import Callable, Iterator, Sequence
@@ -32,40 +31,10 @@ from vigor_jax.policy import transformer
 from vigor_jax.sampling import decode as decode_lib
 from vigor_jax.sampling import layout as layout_lib
 from vigor_jax.sampling import placed as placed_lib
+from vigor_jax.sampling.rows import Rows
 from vigor_jax.sampling.settings import Settings
 from vigor_jax.sampling import state as state_lib
 from vigor_jax.sampling import weights as weights_lib
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-  """Rollouts that ended, in logical time: by chunk, then slot.
-
-  Attributes:
-    tokens: int32 [k, L]; entries past `lengths` are 0.
-    logprobs: float32 [k, L] at the sampling temperature, before truncation.
-    processed_logprobs: float32 [k, L] of the distribution drawn from.
-    lengths: int32 [k], stop token included.
-    truncated: bool [k], hit the limit without a stop token.
-    group: int32 [k] prefix row; sample: int32 [k] index in the group.
-    end_chunk: int32 [k] logical time; slot: int32 [k].
-    entry: int32 [k] queue entry.
-  """
-
-  tokens: np.ndarray
-  logprobs: np.ndarray
-  processed_logprobs: np.ndarray
-  lengths: np.ndarray
-  truncated: np.ndarray
-  group: np.ndarray
-  sample: np.ndarray
-  end_chunk: np.ndarray
-  slot: np.ndarray
-  entry: np.ndarray
-
-  def take(self, chosen: np.ndarray) -> Rows:
-    """The rows at an index or boolean array."""
-    return Rows(*[getattr(self, f.name)[chosen]
-                  for f in dataclasses.fields(self)])
 
 
 @functools.lru_cache(maxsize=64)
