@@ -70,6 +70,9 @@ class Stream:
   def begin(self, step):
     self.step = step
 
+  def prefetch(self):
+    """They are made at once."""
+
   def peek(self, k):
     import types
 

@@ -71,7 +71,7 @@ class Real:
       **timer.metrics(time.perf_counter() - begun),
     }
     record.train_line(number + 1, line)
-    record.group_line(number + 1, done.groups)
+    record.group_line(number + 1, done.group_record)
     return tokens, line
 
 

@@ -104,7 +104,7 @@ def test_what_needs_no_update_is_done_before_waiting_for_it(monkeypatch):
     assert seen[-1] == "averaged"
     assert sorted(seen[:-1]) == ["group_record", "metrics", "prepare"]
     assert done.metrics().items() >= expected[0].items()
-    assert done.groups == expected[1]
+    assert done.group_record == expected[1]
     # The next step has its weights.
     step.collect(state.params, 1, timer)
     assert seen.count("prepare") == 1

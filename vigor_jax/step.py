@@ -29,14 +29,14 @@ class StepResult:
     batch: advantages and packed minibatches.
     updated: the update's metrics, without "policy/".
     collected: the rollouts' metrics.
-    groups: the step's line of groups.jsonl.
+    group_record: the step's line of groups.jsonl.
   """
 
   rollouts: rollouts_lib.StepRollouts
   batch: batch_lib.Batch
   updated: dict[str, float]
   collected: dict[str, Any]
-  groups: dict[str, Any]
+  group_record: dict[str, Any]
 
   def metrics(self) -> dict[str, Any]:
     """The step's keys but for counters, compiles and time."""

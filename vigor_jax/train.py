@@ -201,7 +201,7 @@ def _reinforce(parts, record, signals) -> dict[str, Any]:
         **timer.metrics(time.perf_counter() - begun),
     }
     record.train_line(step + 1, line)
-    record.group_line(step + 1, done.groups)
+    record.group_line(step + 1, done.group_record)
     for message in rollouts.groups.messages:
       record.say(f"warning: {message}")
     if step - first == WARM_UP_STEPS - 1:

@@ -85,13 +85,16 @@ class TestEvery:
       return np.column_stack([seen, twice])
 
     seen, known = set(), set()
-    for ahead, restarts in ((False, False), (True, False), (True, True)):
+    for meanwhile, ahead, restarts in (
+      (False, False, False), (False, True, False), (True, False, False),
+      (True, True, False), (True, True, True),
+    ):  # fmt: skip
       allocator, stream = helpers.make(name), helpers.Stream(None, new_kind)
       decisions = []
       for step in range(5):
         groups = allocator.begin(stream, step)
         helpers.play(
-          allocator, groups, helpers.bernoulli(population), meanwhile=ahead
+          allocator, groups, helpers.bernoulli(population), meanwhile=meanwhile
         )
         allocator.end(groups)
         stream.advance(groups.taken)

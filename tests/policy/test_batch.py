@@ -463,8 +463,13 @@ def test_an_update_takes_what_its_micro_batches_hold(monkeypatch, noise):
 def test_a_filled_update_is_the_whole_one_on_average(monkeypatch, full):
   """Also where it was to fit and does not."""
   monkeypatch.setattr(thinning, "FULL", full)
-  step, total, draws = Step(UNEVEN), collections.Counter(), 800
+  step, total, draws = Step(UNEVEN), collections.Counter(), 256
   taken = set()
+  # Of a systematic draw the start is all that is random: every one in turn.
+  starts = iter((np.arange(draws) + 0.5) / draws)
+  monkeypatch.setattr(
+    batch_lib.addressed, "addressed_uniform", lambda *_: [next(starts)]
+  )
   for number in range(draws):
     batch = step.batch(step=number, update_noise=4.0, row_length=16)
     taken.add(batch.active)
@@ -475,7 +480,7 @@ def test_a_filled_update_is_the_whole_one_on_average(monkeypatch, full):
   for completion, advantage, weight in rollouts_of(step.batch().minibatches[0]):
     whole[completion] += advantage * weight
   for completion, value in whole.items():
-    assert total[completion] == pytest.approx(value, rel=0.35)
+    assert total[completion] == pytest.approx(value, rel=0.1)
 
 
 def test_a_thinned_update_takes_less_memory():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from vigor_jax.policy import packing
 from vigor_jax.policy import thinning
 
 
@@ -124,3 +125,26 @@ def test_filling_by_hand():
         n for n in range(21) if tokens[n] <= room * thinning.FULL * slots
       ]
       assert number == max(least, *fit)
+
+
+@pytest.mark.parametrize("row_length", [32, 512])
+def test_what_is_filled_nearly_always_fits(row_length):
+  rng, more, filled = np.random.default_rng(row_length), 0, 0
+  for _ in range(150):
+    total = int(rng.integers(40, 90))
+    group = np.sort(rng.integers(0, 30, total))
+    of_group = rng.integers(row_length // 8, row_length // 4, 30)
+    lengths = rng.integers(row_length // 16, row_length // 4, total)
+    size, start = rng.exponential(size=total), rng.random()
+    least = int(rng.integers(4, 40))
+    number = thinning.filling(
+      size, group, lengths, of_group[group], least, total, 8 * row_length
+    )
+    used = []
+    for n in (least, number):
+      kept = thinning.draw(thinning.probabilities(size, n), start)
+      layout = packing.plan(group[kept], lengths[kept], of_group, row_length)
+      used.append(-(-layout.rows // 8))
+    more += used[1] > used[0]
+    filled += number > least
+  assert filled > 75 and more < 0.25 * 150

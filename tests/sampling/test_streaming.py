@@ -112,16 +112,20 @@ def test_delays_of_verdicts_change_nothing(base, name):
 
 def test_a_rule_works_ahead_once_a_round_while_the_device_decodes(base):
   _, params = base
-  it, order = collector(base, "vigor"), []
+  it, order, fetched = collector(base, "vigor"), [], []
+  it._parts.stream.prefetch = lambda: fetched.append(len(order))
   sampler, rule = it._parts.sampler, it._parts.allocator
   dispatch, read = sampler._dispatch, sampler._collect
   sampler._dispatch = lambda *a: order.append("run") or dispatch(*a)
   sampler._collect = lambda *a: order.append("read") or read(*a)
-  rule.meanwhile = lambda groups: order.append(int((groups.counts - groups.n).sum()))
+  rule.meanwhile = lambda groups: order.append(
+    int((groups.counts - groups.n).sum())
+  )
   out, _ = collect(it, params)
   waiting = [int(c.sum()) for c in out.groups.round_counts]
   assert len(waiting) > 1
   assert order == [x for n in waiting for x in ("run", n, "read")]
+  assert fetched == [2]  # once, with the opening
 
 
 def test_decisions_follow_verdicts(base):

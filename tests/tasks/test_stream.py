@@ -205,3 +205,33 @@ def test_shard_out_of_range():
 def test_an_empty_set_is_refused():
   with pytest.raises(ValueError, match="at least one prompt"):
     fixed(0)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("size", [100, 20_000])
+def test_what_is_fetched_ahead_is_what_the_next_peek_draws(shards, size):
+  """Also of peeks that take more blocks than are kept otherwise."""
+  drawn, seen = [], []
+  for ahead in (False, True):
+    source = fresh()
+    draw, own = source._draw, []
+    source._draw = lambda *a, own=own, draw=draw: own.append(a) or draw(*a)
+    s = stream.PromptStream(source, 5, shards - 1, shards)
+    s.prefetch()  # Nothing was looked at: nothing to do.
+    rng, texts = np.random.default_rng(0), []
+    for _ in range(4):
+      before = len(own)
+      prompts = s.peek(size)
+      assert not ahead or not before or len(own) == before
+      if ahead:
+        s.prefetch()
+      texts.append(prompts.texts)
+      s.advance(rng.random(size) < 0.9)
+    drawn.append(own)
+    seen.append(texts)
+  assert seen[0] == seen[1]
+  for own in drawn:
+    assert len(own) == len(set(own))  # No block is drawn twice.
+  only_fixed = stream.PromptStream(fixed(10), seed=0)
+  only_fixed.peek(3)
+  only_fixed.prefetch()

@@ -136,8 +136,8 @@ class Allocator:
   def meanwhile(self, groups: Groups) -> None:
     """Does what the next decision can have done for it before the verdicts.
 
-    Called after each request, while the device decodes. Whether it is called
-    changes no decision.
+    Rules with rounds only: called after each request, while the device
+    decodes. Whether it is called changes no decision.
     """
 
   def select(self, groups: Groups) -> np.ndarray:

@@ -73,7 +73,7 @@ def climb(counts: Counts, likelihood, mix, common, weights, iterations: int):
 
 
 # Makes one number of a row (n, k, kind): exact within distinct's limits.
-CODE = np.array([2.0**37, 2.0**20, 1.0])
+_CODE = np.array([2.0**37, 2.0**20, 1.0])
 
 
 def distinct(rows: np.ndarray, number=None) -> np.ndarray:
@@ -84,7 +84,7 @@ def distinct(rows: np.ndarray, number=None) -> np.ndarray:
       and below 2**10.
     number: float64 [rows], prompts of each; default: one.
   """
-  code = rows @ CODE
+  code = rows @ _CODE
   order = code.argsort()
   code = code.take(order)
   begins = np.ones(len(code) + 1, bool)  # And where the last one ends.

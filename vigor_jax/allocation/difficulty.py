@@ -29,9 +29,9 @@ PAIR = 0.25  # most variance of a 0/1 reward: what two of them tell of phi
 class Conditional:
   """Priors of p over a grid, given a forecast.
 
-  A step ends with EM on the recent steps (`fit`). Within a step the counts so
-  far are added to what those steps left (`update`): EM for the newcomers only
-  (Neal and Hinton 1998), at a small part of the price.
+  Once a step EM runs on the recent steps (`fit`). Within a step the counts so
+  far are added to what those left (`update`): EM for the newcomers only (Neal
+  and Hinton 1998), at a small part of the price.
 
   Attributes:
     tables: float64 [knots, grid], a prior per knot.

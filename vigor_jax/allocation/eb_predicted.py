@@ -37,8 +37,7 @@ SHUFFLING = 1  # purpose of the addressed numbers
 # Of the price, below which a prompt is passed over: values are estimates.
 MARGIN = 0.5
 # EM for the priors by forecast takes longer than for the common one: rare
-# successes are told from none by many iterations only. These are for the end of
-# a step.
+# successes are told from none by many iterations only. These are once a step.
 PATIENCE = 12
 NEWTON = 1  # iterations of the predictor per round
 
@@ -51,7 +50,7 @@ class EbPredictedOptions(eb_effective.EbEffectiveOptions):
     window: prompts looked at per step, as a multiple of max_prompts.
     explore: share of the openings that goes by the stream's order.
     refits: rounds of a step, the first ones, before which the prediction and
-      the priors learn from the verdicts so far; 0: they learn at its end only.
+      the priors learn from the step's verdicts so far; 0: once a step only.
     looks: what the prediction sees of a prompt: "tokens"; "bag", the same but
       for their order; "module:function" of the prompts, see features.source; or
       "shuffled", another prompt's tokens, a control.
@@ -158,26 +157,28 @@ class EbPredicted(eb_effective.EbEffective):
     look = groups.plan
     if look is not None:
       self.catch_up(groups.step)
-      if self.options.refits:
-        between = 1 < len(groups.round_counts) <= self.options.rounds
-        look.ahead = self.ahead(look, groups, between)
+      o, done = self.options, len(groups.round_counts)
+      if done <= o.refits or (o.refits and done > o.rounds):
+        look.ahead = self.expecting(look, groups.counts, 1 < done <= o.rounds)
 
   def catch_up(self, step: int) -> None:
     """Learns priors from the steps before, once in a step.
 
     Before its first verdicts are needed, so that it can be done while the
-    device decodes; prompts to open were chosen by what was known until then.
+    device decodes; its prompts were chosen by what was known until then.
     """
     if not self.behind:
       return
     self.behind = False
-    # At once: as long as it believes wrong verdicts it seeks out hopeless
-    # prompts, whose successes are all false, and the policy unlearns.
+    # From the first step on: as long as it believes wrong verdicts it seeks out
+    # hopeless prompts, whose successes are all false, and the policy unlearns.
     self.estimate(step, wait=1)
     none = np.zeros(0)
     self.fit(none, none)
     self.conditional.fit(
-      self.likelihood, self.weights, PATIENCE * self.options.em_iterations
+      self.likelihood,
+      self.weights,
+      PATIENCE * max(1, self.options.em_iterations),
     )
 
   def designs(self, stream, prompts) -> np.ndarray | None:
@@ -260,7 +261,9 @@ class EbPredicted(eb_effective.EbEffective):
     n, k = groups.n[opened], groups.reward_sum[opened]
     learns = len(groups.round_counts) <= self.options.refits
     if learns:
-      self.forecast(look, groups, NEWTON)
+      # Forecasts anew, from the verdicts on other prompts.
+      look.fit = self.fit_of(look, groups, NEWTON)
+      look.forecast = look.fit.without
     place = difficulty.Place(look.forecast)
     mine, others = place.take(opened), place.take(~opened)
     like = self.likelihood(n, k)
@@ -302,33 +305,38 @@ class EbPredicted(eb_effective.EbEffective):
     new = difficulty.Spread.of(others, sums, self.phi)
     return phi / self.phi, new / self.phi
 
-  def ahead(self, look, groups, between: bool) -> predictor.Ahead:
-    """What the next fit needs but the verdicts asked for.
+  def expecting(self, look, n, between: bool) -> predictor.Ahead:
+    """What the next fit needs but the verdicts.
 
     Most verdicts of a step are the opening's and those before its end: the
     rounds between go by the opening's curvature.
+
+    Args:
+      n: int [max_prompts], verdicts there will be.
+      between: whether it is for such a round.
     """
-    ahead = self.predictor.ahead(
-      look.design, groups.counts, look.fit.mean if look.fit else None,
+    found = self.predictor.ahead(
+      look.design, n.copy(), look.fit.mean if look.fit else None,
       look.first if between else None,
     )  # fmt: skip
-    look.first = look.first or ahead
-    return ahead
+    look.first = look.first or found
+    return found
 
-  def forecast(self, look, groups, newton) -> None:
-    """Forecasts anew, from the verdicts on other prompts."""
+  def fit_of(self, look, groups, newton: int) -> predictor.Fit:
+    """The predictor with the verdicts so far."""
     ahead, look.ahead = look.ahead, None
-    done = ahead is not None and np.array_equal(ahead.n, groups.n)
-    if not done or (newton > NEWTON and not ahead.curved):
+    known = ahead is not None and np.array_equal(ahead.n, groups.n)
+    if not known or (newton > NEWTON and not ahead.curved):
       between = newton == NEWTON and len(groups.round_counts) > 1
-      ahead = self.ahead(look, groups, between)
-    look.fit = self.predictor.fit(ahead, groups.reward_sum, newton)
-    look.forecast = look.fit.without
+      ahead = self.expecting(look, groups.n, between)
+    return self.predictor.fit(ahead, groups.reward_sum, newton)
 
   def tally(self, n, k, forecast) -> np.ndarray:
     return difficulty.tally(n, k, forecast, eb_widening.HISTORY_QUANTUM)
 
   def end(self, groups: base.Groups) -> None:
+    if groups.plan is not None and groups.plan.value is None:
+      self.marginal(groups)  # The opening was all.
     own = self.record(groups)
     if groups.plan is None:
       self.estimate(groups.step)
@@ -339,12 +347,13 @@ class EbPredicted(eb_effective.EbEffective):
     # A prompt at its cap has no next rollout.
     rest = (value - groups.counts * slope)[groups.counts < self.options.cap]
     self.price = float(rest.max(initial=0.0))
-    # Without refits the forecasts were made before any of these verdicts, and
-    # one iteration begins where the last step's ended.
-    forecast = look.forecast
-    self.forecast(look, groups, predictor.NEWTON if self.options.refits else 1)
-    if not self.options.refits:
-      look.forecast = forecast
+    if self.options.refits:
+      look.fit = self.fit_of(look, groups, predictor.NEWTON)
+      look.forecast = look.fit.without
+    else:
+      # The forecasts were made before any of these verdicts, and one iteration
+      # begins where the last step's ended.
+      look.fit = self.fit_of(look, groups, 1)
     self.predictor.commit(look.fit)
     self.graded.sums = self.graded.after(look.forecast[done], own)
     self.conditional.remember(self.tally(n, k, look.forecast[done]))

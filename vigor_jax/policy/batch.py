@@ -40,8 +40,8 @@ class Estimator:
     update_rollouts: at most so many rollouts of a step in its update, equal
       ones counted once; 0: all.
     update_noise: most variance that drawing them may add to the gradient, as a
-      multiple of what it has, with as many more as their micro-batches hold; 0:
-      whatever update_rollouts leaves.
+      multiple of what it has, with as many more as their micro-batches will
+      nearly always hold; 0: whatever update_rollouts leaves.
     row_length, rows_per_micro: shape of a packed micro-batch.
     max_new_tokens: longest completion.
     row_buckets: lengths of shorter rows, ascending.
@@ -180,19 +180,14 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
     if not estimator.keep_all:
       use = (advantage[part] != 0) & (weight[part] != 0)
     rows = part[use]
-
-    def packed_of(taken, used):
-      return taken, *buckets.pack(
-          group[taken], prompts, buffer.tokens[order[taken]], lengths[taken],
-          advantage[taken], used[taken], buffer.logprobs[order[taken]],
-          shapes=estimator.shapes, rollouts=estimator.most(buffer.budget))
-
+    taken, used = rows, weight
     if len(rows) and (estimator.update_rollouts or estimator.update_noise):
-      fewer = _Fewer(rows, group, buffer, order, advantage, weight, estimator,
-                     seed, step, len(minibatches))
-      taken, packed, num_micro = fewer.packed(packed_of, prompts)
-    else:
-      taken, packed, num_micro = packed_of(rows, weight)
+      taken, used = _thinned(rows, group, buffer, order, advantage, weight,
+                             prompts, estimator, seed, step, len(minibatches))
+    packed, num_micro = buckets.pack(
+        group[taken], prompts, buffer.tokens[order[taken]], lengths[taken],
+        advantage[taken], used[taken], buffer.logprobs[order[taken]],
+        shapes=estimator.shapes, rollouts=estimator.most(buffer.budget))
     signal += len(rows)
     minibatches.append(
         Minibatch(packed, num_micro, denominator / len(parts)))
@@ -202,50 +197,33 @@ def make_batch(buffer, groups, allocator, prompts: Sequence[np.ndarray],
                float(np.mean(shares)))
 
 
-class _Fewer:
-  """The rollouts of an optimiser step, drawn; see thinning."""
-
-  def __init__(self, rows, group, buffer, order, advantage, weight, estimator,
-               seed, step, minibatch):
-    at = order[rows]
-    first, inverse = thinning.equal(group[rows], advantage[rows],
-                                    buffer.tokens[at], buffer.lengths[at])
-    whole = advantage[rows] * weight[rows]
-    self._summed = np.bincount(inverse, weight[rows], len(first))
-    self._rows, self._weight = rows[first], weight
-    at = at[first]
-    self._group, self._lengths = group[self._rows], buffer.lengths[at]
-    self._estimator = estimator
-    self._most = (
-        estimator.update_rollouts // estimator.minibatches or len(at))
-    self._most = self._least = min(self._most, len(at))
-    surprise = thinning.surprise(buffer.logprobs[at], self._lengths)
-    self._size = np.abs(advantage[self._rows] * self._summed) * surprise
-    if estimator.update_noise:
-      noise = np.bincount(inverse, whole * whole, len(first))
-      noise = estimator.update_noise * (noise * surprise * surprise).sum()
-      self._least = min(self._most, thinning.enough(self._size, noise))
-    self._start = addressed.addressed_uniform(
-        seed, step, minibatch, [0], _THINNING_PURPOSE)[0]
-
-  def packed(self, pack, prompts):
-    """What pack(rollouts, weights of all) makes of as many as fit.
-
-    That are as few as may be, and others in what room they leave.
-    """
-    number = self._least
-    if number < self._most:
+def _thinned(rows, group, buffer, order, advantage, weight, prompts, estimator,
+             seed, step, minibatch):
+  """The rows to keep for an optimiser step, and all rows' new weights."""
+  at = order[rows]
+  first, inverse = thinning.equal(group[rows], advantage[rows],
+                                  buffer.tokens[at], buffer.lengths[at])
+  whole = advantage[rows] * weight[rows]
+  summed = np.bincount(inverse, weight[rows], len(first))
+  rows, at = rows[first], at[first]
+  number = min(estimator.update_rollouts // estimator.minibatches or len(rows),
+               len(rows))
+  surprise = thinning.surprise(buffer.logprobs[at], buffer.lengths[at])
+  size = np.abs(advantage[rows] * summed) * surprise
+  if estimator.update_noise:
+    noise = np.bincount(inverse, whole * whole, len(first))
+    noise = estimator.update_noise * (noise * surprise * surprise).sum()
+    least = min(number, thinning.enough(size, noise))
+    if least < number:
       # Whether the draw then fits must not change it: that would favour some.
       number = thinning.filling(
-          self._size, self._group, self._lengths,
-          np.array([len(prompts[g]) for g in self._group]), number, self._most,
-          self._estimator.rows_per_micro * self._estimator.row_length)
-    return pack(*self._drawn(number))
-
-  def _drawn(self, number: int):
-    probability = thinning.probabilities(self._size, number)
-    kept = thinning.draw(probability, self._start)
-    used = self._weight.copy()
-    used[self._rows[kept]] = self._summed[kept] / probability[kept]
-    return self._rows[kept], used
-
+          size, group[rows], buffer.lengths[at],
+          np.array([len(prompts[g]) for g in group[rows]]), least, number,
+          estimator.rows_per_micro * estimator.row_length)
+  probability = thinning.probabilities(size, number)
+  start = addressed.addressed_uniform(seed, step, minibatch, [0],
+                                      _THINNING_PURPOSE)[0]
+  kept = thinning.draw(probability, start)
+  result = weight.copy()
+  result[rows[kept]] = summed[kept] / probability[kept]
+  return rows[kept], result

@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -191,7 +191,9 @@ class Scorer:
     return rows
 
   @staticmethod
-  def _blame(error: BaseException, name: str, text: str, index: int) -> None:
+  def _blame(
+    error: BaseException, name: str, text: str, index: int
+  ) -> NoReturn:
     """Raises a RewardError for what a reward raised."""
     if isinstance(error, RewardError):
       raise error

@@ -178,7 +178,8 @@ class Sampler:
     A large model's are left to their first use: a copy of them does not fit
     beside what an update takes.
     """
-    if self._weights.small:
+    waits = self._placement is not None and self._placement.waits
+    if self._weights.small and not waits:
       self._prepared(params)
 
   def check_prompt(self, length: int, what: str = "prompt") -> None:

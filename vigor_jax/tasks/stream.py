@@ -100,10 +100,11 @@ class Source(Protocol):
   size: int | None
 
   def at(self, seed: int, positions: np.ndarray) -> Prompts:
-    """The prompts at int64 positions [k]."""
+    """The prompts at int64 positions [k].
 
-  def prefetch(self, seed: int, positions: np.ndarray) -> None:
-    """Does what `at` may have done for it in advance."""
+    A source may have `prefetch`, which takes the same and does what can be done
+    for it in advance.
+    """
 
 
 class FreshSource:
@@ -118,12 +119,13 @@ class FreshSource:
   def __init__(self, draw: Callable[[int, int], Prompts]):
     self._draw = draw
     self._blocks: dict[tuple[int, int], Prompts] = {}
+    self._kept = _CACHED_BLOCKS
 
   def _block(self, seed: int, block: int) -> Prompts:
     key = (seed, block)
     found = self._blocks.pop(key, None)
     if found is None:
-      if len(self._blocks) >= _CACHED_BLOCKS:
+      if len(self._blocks) >= self._kept:
         del self._blocks[next(iter(self._blocks))]
       found = self._draw(seed, block)
     self._blocks[key] = found  # The last used goes last.
@@ -138,6 +140,8 @@ class FreshSource:
     # Runs of positions within one block, in order: usually few.
     block = positions // BLOCK
     begins = np.diff(block, prepend=-1) != 0
+    # Those of a peek, and as many ahead of it.
+    self._kept = max(self._kept, 2 * int(np.count_nonzero(begins)) + 2)
     parts = [self._block(seed, int(b)) for b in block[begins]]
     rows = (np.cumsum(begins) - 1 - block) * BLOCK + positions
     prompts = Prompts.concatenate(parts).take(rows)
@@ -172,9 +176,6 @@ class FixedSource:
       here = epochs == epoch
       rows[here] = self._order(seed, int(epoch))[offsets[here]]
     return rows
-
-  def prefetch(self, seed: int, positions: np.ndarray) -> None:
-    """They are all here."""
 
   def at(self, seed: int, positions: np.ndarray) -> Prompts:
     prompts = self.prompts.take(self.rows(seed, positions))
@@ -233,10 +234,11 @@ class PromptStream:
 
   def prefetch(self) -> None:
     """Draws what the next peek will show if all of the last one is consumed."""
-    if self._peeked is not None:
+    prefetch = getattr(self._source, "prefetch", None)
+    if self._peeked is not None and prefetch is not None:
       first = max(self._next, int(self._peeked[-1]) + 1)
       more = np.arange(first, first + len(self._peeked))
-      self._source.prefetch(self._seed, more * self._num_shards + self._shard)
+      prefetch(self._seed, more * self._num_shards + self._shard)
 
   def advance(self, consumed: np.ndarray) -> None:
     """Consumes prompts of the last peek; the others return to the head.
