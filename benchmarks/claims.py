@@ -84,8 +84,8 @@ HEADLINE = {
   HOUSE: HOUSE,
 }
 # Streams on which the house's rule is near the best uniform split, or on which
-# runs differ much, so that it takes more pairs to tell: these rules have as many
-# again.
+# runs differ much, so that it takes more pairs to tell: these rules have as
+# many again.
 CLOSE = ("plain", "hard_junk", "stack, plain", "stack, plain, q = .1",
          "plain, 512", "hard_junk, 512", "sparse_signal, q = .1")  # fmt: skip
 CLOSE_RULES = (*UNIFORMS, tables.BEFORE, HOUSE)
