@@ -109,11 +109,12 @@ LEAN_OTHERS = {
   "lean uniform 64 x 4": lean.entry("uniform:prompts_per_step=64"),
   f"lean {tables.BEFORE}": lean.entry(tables.BEFORE),
 }
+LEAN_NARROW = {f"lean {HOUSE}, as it opens by default": lean.narrow(HOUSE)}
 LEAN_32 = {f"{HOUSE}, 32 in the update": f"{HOUSE}:policy.update_rollouts=32"}
 LEAN_BY_STREAM = {
-  "sparse_signal": LEAN | LEAN_OTHERS | LEAN_32,
+  "sparse_signal": LEAN | LEAN_OTHERS | LEAN_NARROW | LEAN_32,
   "plain": LEAN | LEAN_OTHERS,
-  "sparse_signal, long": LEAN | LEAN_OTHERS,
+  "sparse_signal, long": LEAN | LEAN_OTHERS | LEAN_NARROW,
   "stack, sparse": LEAN | LEAN_32,
   "sparse_signal, q = .1": LEAN | LEAN_32,
 }
@@ -253,7 +254,7 @@ def measure(options, data: dict) -> None:
     if stage == "ablations":  # what the change alone does, so at one rate
       rates = dict.fromkeys(rules, data["rates"]["vigor"])
     elif stage == "lean":
-      every = LEAN | LEAN_OTHERS | LEAN_32
+      every = LEAN | LEAN_OTHERS | LEAN_NARROW | LEAN_32
       of = {n: n.removeprefix("lean ").split(",")[0] for n in every}
       rates = {n: data["rates"][rule] for n, rule in of.items()}
     else:

@@ -1,11 +1,14 @@
 """The tables of benchmarks/claims.py, from curves with known crossings."""
 
+import importlib.util
 import json
 import math
 import pathlib
 
 import numpy as np
 import pytest
+from vigor_jax import config as configuration
+from vigor_jax.grid import cells
 from vigor_jax.reporting import claims
 from vigor_jax.reporting import paired
 
@@ -152,3 +155,18 @@ def test_the_results_page_is_what_the_data_gives():
       assert found == published or not close, (stream, rule)
       least = 10 if rule in claims.ORDER else 6
       assert found <= published and len(found) >= least, (stream, rule)
+
+
+@pytest.mark.parametrize("rule", ["uniform", "eb_effective", "eb_predicted"])
+def test_the_lean_form_is_the_same_by_fields_and_as_an_entry(rule):
+  root = pathlib.Path(__file__).resolve().parent.parent
+  where = root / "benchmarks" / "common" / "lean.py"
+  spec = importlib.util.spec_from_file_location("lean", where)
+  lean = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(lean)
+  config = configuration.load_file(str(root / "configs" / "arithmetic.py"))
+  [cell] = cells.make(config, lean.entry(rule), "0", [])
+  by_fields = {"allocation.name": rule, **lean.overrides(rule)}
+  assert cells.config_of(cell) == configuration.validate(
+    configuration.with_overrides(config, by_fields)
+  )
