@@ -276,23 +276,19 @@ def measure(options, data: dict) -> None:
         stage if stage in ("ablations", "lean") else "runs",
         stream, with_rate(rules, rates), seeds, WARM_STARTS, options,
       )  # fmt: skip
-      close = {"headline": CLOSE_RULES, "lean": LEAN}.get(stage)
-      if close and stream in CLOSE:
-        more = play(
-          "lean-close" if stage == "lean" else "runs-close", stream,
-          with_rate({name: rules[name] for name in close}, rates),
-          CLOSE_SEEDS, WARM_STARTS, options,
-        )  # fmt: skip
-        for name, runs in more.items():
-          found[name] |= runs
-      if stage == "headline" and stream in UNRESOLVED:
-        more = play(
-          "runs-unresolved", stream,
-          with_rate({name: rules[name] for name in CLOSE_RULES}, rates),
-          UNRESOLVED_SEEDS, WARM_STARTS, options,
-        )  # fmt: skip
-        for name, runs in more.items():
-          found[name] |= runs
+      close = {"headline": CLOSE_RULES, "lean": LEAN}.get(stage, ())
+      for kind, among, further in (
+        ("close", CLOSE, CLOSE_SEEDS),
+        ("unresolved", UNRESOLVED, UNRESOLVED_SEEDS),
+      ):
+        if close and stream in among:
+          more = play(
+            f"{'lean' if stage == 'lean' else 'runs'}-{kind}", stream,
+            with_rate({name: rules[name] for name in close}, rates),
+            further, WARM_STARTS, options,
+          )  # fmt: skip
+          for name, runs in more.items():
+            found[name] |= runs
       key = stage if stage in ("ablations", "lean") else "streams"
       data.setdefault(key, {}).setdefault(stream, {}).update(found)
       save()

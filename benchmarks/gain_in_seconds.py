@@ -29,7 +29,7 @@ passes over it, which are the same steps, and the way is their sum. The
 large model is the small one laid into large matrices (common/widened.py), so
 that it says what a policy in training says: at POINTS steps of the small run's
 way, the midpoints of equal parts, policy, history and place in the stream are
-handed to it, and that step is done by both. Sums of these steps. About 15
+handed to it, and that step is done by both. Sums of these steps. About 25
 minutes; --quick takes a small model in place of the large one.
 """
 
