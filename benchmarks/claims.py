@@ -110,13 +110,15 @@ LEAN_OTHERS = {
   f"lean {tables.BEFORE}": lean.entry(tables.BEFORE),
 }
 LEAN_NARROW = {f"lean {HOUSE}, as it opens by default": lean.narrow(HOUSE)}
+LEAN_WIDE = {f"{HOUSE}, opened wide": lean.wide(HOUSE)}
 LEAN_32 = {f"{HOUSE}, 32 in the update": f"{HOUSE}:policy.update_rollouts=32"}
 LEAN_BY_STREAM = {
   "sparse_signal": LEAN | LEAN_OTHERS | LEAN_NARROW | LEAN_32,
   "plain": LEAN | LEAN_OTHERS,
   "sparse_signal, long": LEAN | LEAN_OTHERS | LEAN_NARROW,
   "stack, sparse": LEAN | LEAN_32,
-  "sparse_signal, q = .1": LEAN | LEAN_32,
+  "sparse_signal, q = .1": LEAN | LEAN_WIDE | LEAN_32,
+  "stack, plain, q = .1": LEAN | LEAN_WIDE,
 }
 ABLATIONS = {
   "random_top": "random_top",
@@ -254,7 +256,7 @@ def measure(options, data: dict) -> None:
     if stage == "ablations":  # what the change alone does, so at one rate
       rates = dict.fromkeys(rules, data["rates"]["vigor"])
     elif stage == "lean":
-      every = LEAN | LEAN_OTHERS | LEAN_NARROW | LEAN_32
+      every = LEAN | LEAN_OTHERS | LEAN_NARROW | LEAN_WIDE | LEAN_32
       of = {n: n.removeprefix("lean ").split(",")[0] for n in every}
       rates = {n: data["rates"][rule] for n, rule in of.items()}
     else:
@@ -276,7 +278,7 @@ def measure(options, data: dict) -> None:
         stage if stage in ("ablations", "lean") else "runs",
         stream, with_rate(rules, rates), seeds, WARM_STARTS, options,
       )  # fmt: skip
-      close = {"headline": CLOSE_RULES, "lean": LEAN}.get(stage, ())
+      close = {"headline": CLOSE_RULES, "lean": LEAN | LEAN_WIDE}.get(stage, ())
       for kind, among, further in (
         ("close", CLOSE, CLOSE_SEEDS),
         ("unresolved", UNRESOLVED, UNRESOLVED_SEEDS),
@@ -284,7 +286,7 @@ def measure(options, data: dict) -> None:
         if close and stream in among:
           more = play(
             f"{'lean' if stage == 'lean' else 'runs'}-{kind}", stream,
-            with_rate({name: rules[name] for name in close}, rates),
+            with_rate({n: rules[n] for n in close if n in rules}, rates),
             further, WARM_STARTS, options,
           )  # fmt: skip
           for name, runs in more.items():

@@ -21,8 +21,13 @@ def overrides(rule: str) -> dict:
 
 def entry(rule: str) -> str:
   """The same as vigor_jax.compare takes it; `rule` may have settings."""
+  return f"{wide(rule)}:policy.update_noise={UPDATE_NOISE}"
+
+
+def wide(rule: str) -> str:
+  """`entry` with all rollouts in the update."""
   own = [f"{k}={v}" for k, v in _wide(rule.split(":")[0]).items()]
-  return ":".join([rule, *own, f"policy.update_noise={UPDATE_NOISE}"])
+  return ":".join([rule, *own])
 
 
 def narrow(rule: str) -> str:
