@@ -8,8 +8,8 @@ the others.
 """
 
 UPDATE_NOISE = 0.5
-# Three slots' worth of rollouts in two per prompt, then the rest; as many
-# prompts looked at as by default.
+# At a budget of 256: 96 prompts x 2 rollouts fill the demo's 64 slots three
+# times, and 864 prompts are looked at (by default 896).
 WIDE = {"open_share": 0.375, "pool": 0.0, "window": 9.0, "rounds": 2}
 
 
