@@ -139,6 +139,24 @@ def test_prompts_are_prefilled_with_the_least_padding(policy):
   assert [sampler._batch(n) for n in (9, 20)] == [8, 8]
 
 
+@pytest.mark.parametrize("committed", [False, True])
+def test_nothing_compiles_after_the_warm_up(policy, committed):
+  # Sizes of its own, so that no other test has compiled them.
+  graph, params = policy
+  if committed:  # as what comes out of a checkpoint is
+    params = jax.device_put(params, jax.devices()[0])
+  sampler = make(
+    graph, prefill_batch=6, few_prompts=3, slots=11 + committed
+  )  # fmt: skip
+  sampler.warm_up(params)
+  before = compilation.count()
+  for count in (2, 6, 2, 6):
+    sampler.prefill(params, range(count), [np.array([5])] * count)
+    sampler.request(np.zeros(2, int), np.zeros(2, int), np.arange(2))
+    gather(sampler.decode(params))
+  assert compilation.count() == before
+
+
 def test_weights_are_prepared_once_for_each_set_of_parameters(policy):
   graph, params = policy
   sampler, made = make(graph), []

@@ -145,6 +145,11 @@ class Sampler:
   def warm_up(self, params) -> None:
     """Compiles every program before the first step, drawing nothing."""
     leaves = self._prepared(params)
+    if self._placement is None and leaves[0].committed:
+      # Where results of programs with these weights are, so that the first call
+      # of a program is compiled for what all others get.
+      self._prefixes, self._state = jax.device_put(
+          (self._prefixes, self._state), leaves[0].sharding)
     for n in self._batches:
       nowhere = np.full(n, self.settings.prefixes, np.int32)
       for bucket in self.settings.prompt_buckets:
